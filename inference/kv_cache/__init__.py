@@ -1,0 +1,1 @@
+"""Blocks of KV memory: bookkeeping (no torch) and storage (torch)."""

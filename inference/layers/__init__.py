@@ -1,0 +1,1 @@
+"""Modules that the architectures are built from."""

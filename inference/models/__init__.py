@@ -1,0 +1,1 @@
+"""Model architectures, one a file, behind a registry."""

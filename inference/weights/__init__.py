@@ -1,0 +1,1 @@
+"""Checkpoints: loading, name mapping, and the one-time import of GGUF files."""
