@@ -6,7 +6,7 @@ from typing import Protocol
 
 from inference.request import FinishReason, Request
 
-# ---- scheduler -> runner ------------------------------------------------------------------------
+# ---- scheduler -> runner
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SchedulerOutput:
     finished_request_ids: list[str] = field(default_factory=list)
 
 
-# ---- runner -> scheduler ------------------------------------------------------------------------
+# ---- runner -> scheduler
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Runner(Protocol):
         """Give all memory back; idempotent."""
 
 
-# ---- engine thread -> consumer (through RequestStream) ------------------------------------------
+# ---- engine thread -> consumer (through RequestStream)
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class StreamUpdate:
     finish_detail: str | None = None
 
 
-# ---- generator -> caller ------------------------------------------------------------------------
+# ---- generator -> caller
 
 
 @dataclass(slots=True)
@@ -188,7 +188,7 @@ class GenerationFinished:
 TextEvent = QueueUpdate | PromptProgress | TextDelta | GenerationFinished
 
 
-# ---- engine -> observers ------------------------------------------------------------------------
+# ---- engine -> observers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The web product: members, keys, quotas, exposure, chat, API and console over one engine."""

@@ -1,0 +1,1 @@
+"""Members and admins: users, sign-in, set-up and invitation links."""

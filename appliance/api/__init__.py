@@ -1,0 +1,1 @@
+"""HTTP API for scripts, OpenAI-compatible."""

@@ -1,0 +1,1 @@
+"""Keys for scripts: issue, authenticate, revoke."""

@@ -1,0 +1,1 @@
+"""Pages for admins: the live engine, tuning, users."""

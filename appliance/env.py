@@ -1,0 +1,86 @@
+"""Strict reading of the environment: a wrong value stops the start and says what is allowed."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+class EnvError(Exception):
+    """A setting in the environment has a value that is not allowed."""
+
+
+def env_str(name: str, default: str, *, allowed: tuple[str, ...] | None = None) -> str:
+    """The value of `name`; empty counts as unset."""
+    got = os.environ.get(name) or default
+    if allowed is not None and got not in allowed:
+        raise EnvError(f"{name} is {got!r}; allowed are {', '.join(allowed)}.")
+    return got
+
+
+def env_bool(name: str, default: bool) -> bool:
+    got = os.environ.get(name)
+    if got is None:
+        return default
+    if got.lower() in _TRUE:
+        return True
+    if got.lower() in _FALSE:
+        return False
+    raise EnvError(f"{name} is {got!r}; allowed are 1, true, yes, on, 0, false, no, off.")
+
+
+def env_int(name: str, default: int, *, low: int, high: int) -> int:
+    got = os.environ.get(name)
+    if not got:
+        return default
+    try:
+        value = int(got)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise EnvError(f"{name} is {got!r}; a whole number from {low} to {high} is allowed.")
+    return value
+
+
+def env_path(name: str, default: Path) -> Path:
+    return Path(os.environ.get(name) or default).expanduser().resolve()
+
+
+def env_list(name: str) -> list[str]:
+    """Comma-separated values, blanks dropped."""
+    return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+
+
+def env_secret(name: str, make: Callable[[], str]) -> str:
+    """`name`, else the content of the file that `name`_FILE names, else `make()`."""
+    if got := os.environ.get(name):
+        return got
+    if path := os.environ.get(f"{name}_FILE"):
+        try:
+            text = Path(path).read_text(encoding="utf-8").strip()
+        except OSError as exc:
+            raise EnvError(f"{name}_FILE is {path!r}, which cannot be read: {exc}.") from exc
+        if not text:
+            raise EnvError(f"{name}_FILE is {path!r}, which is empty.")
+        return text
+    return make()
+
+
+def secret_from_file(path: Path) -> str:
+    """The secret kept in `path`; made there with mode 0600 when it does not exist."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_urlsafe(50)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # another process of the same start was first
+        return path.read_text(encoding="utf-8").strip()
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(secret)
+    return secret

@@ -1,0 +1,1 @@
+"""Who can reach the server: bind, hosts, origins, networks."""

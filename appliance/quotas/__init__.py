@@ -1,0 +1,1 @@
+"""Token quotas and the one ledger of what was generated."""

@@ -1,0 +1,1 @@
+"""The door to the engine: gateway, metered generation, serve command, health."""

@@ -1,0 +1,66 @@
+"""The small protocol behind the gateway. The in-process engine is the first implementation."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from appliance.serving.types import GenerationEvent, GenerationRequest, ModelInfo
+
+
+class Prepared(Protocol):
+    """A request whose prompt is tokenised and checked, but which is not queued yet."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    # Most tokens the answer can have: max_tokens, cut to what the context leaves.
+    @property
+    def max_completion_tokens(self) -> int: ...
+
+
+class TokenStream(Protocol):
+    """Events of one queued generation. Ends with exactly one `Finished`.
+
+    `aclose()` aborts it, gives its memory back, and is safe to call at any time and twice. The
+    counts stay readable afterwards and are the truth, also after an abort.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[GenerationEvent]: ...
+    async def aclose(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Every method is called on the event loop and returns at once or awaits; none blocks it."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The loaded model; None while loading or after a failure."""
+
+    async def prepare(self, request: GenerationRequest) -> Prepared:
+        """Template, tokenise and check. Raises BadRequest and its kinds, EngineUnavailable."""
+
+    async def generate(self, prepared: Prepared) -> TokenStream:
+        """Queue it. Raises QueueIsFull, EngineUnavailable."""
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """End one request, whoever owns it; False if it is not known. Idempotent."""
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON-able picture for `/api/engine` and the console: see serving/README.md."""
+
+    def block_map(self) -> Mapping[str, Any]:
+        """JSON-able block map: step, cells, holders, partial, token_start."""
+
+    def events_since(self, event_id: int) -> Sequence[Mapping[str, Any]]:
+        """Engine events after `event_id`, oldest first; the ring is bounded."""
+
+    def tune(self, changes: Mapping[str, Any]) -> None:
+        """Apply live settings. Raises BadRequest naming the setting and what is allowed."""

@@ -1,0 +1,122 @@
+"""What passes through the gateway: a request, its events, the engine's state. Plain data.
+
+These are the product's own words, independent of any engine, so that another back end can stand
+behind the same door.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Source = Literal["chat", "api", "capacity"]
+GenerationClass = Literal["interactive", "api", "background"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks: whose quota is charged, whose share of service, whose mark on the block map."""
+
+    user_id: int
+    username: str
+    source: Source
+    key_id: int | None = None
+    key_prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """OpenAI's names and ranges plus common extensions; None takes the default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One generation. Exactly one of `messages` and `prompt` is set."""
+
+    caller: Caller
+    # {"role": ..., "content": ...}: role is system, developer, user, assistant or tool.
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompt: str | Sequence[int] | None = None
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    generation_class: GenerationClass = "api"
+    # None takes the loaded model; another name than the loaded model's is ModelNotFound.
+    model: str | None = None
+
+
+# ---- events, in the order in which they can come
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Waiting; `ahead` others are served first. No estimate (None) without a basis for one."""
+
+    ahead: int
+    estimated_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The prompt is being computed."""
+
+    done_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text. `completion_tokens` counts all tokens generated so far."""
+
+    text: str
+    completion_tokens: int
+    # (token, bytes, logprob, ((token, bytes, logprob), ...)) for each token, when asked for.
+    logprobs: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event, exactly once. `error` is set (text for people) when the reason is "error"."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    ttft_s: float | None
+    duration_s: float
+    error: str | None = None
+
+
+GenerationEvent = Queued | Reading | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The loaded model."""
+
+    name: str
+    context_tokens: int
+    vocab_size: int
+    device: str
+    dtype: str
+    backend: str
+    # Unix seconds at which it was loaded.
+    loaded_at: int
+    # A plain sentence when a slower path than possible is in use, else "".
+    notice: str = ""

@@ -1,0 +1,12 @@
+"""All HTTP routes, one include an app. What is outside the log-in says so in its own view."""
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("appliance.serving.urls")),
+    path("", include("appliance.accounts.urls")),
+    path("", include("appliance.api_keys.urls")),
+    path("", include("appliance.api.urls")),
+    path("console/", include("appliance.console.urls")),
+    path("", include("appliance.chat.urls")),
+]

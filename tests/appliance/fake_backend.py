@@ -1,0 +1,187 @@
+"""A scripted back end: the words are fixed, so tests of the web layer can assert every event.
+
+`hold()` lets tests stop the stream at a known place: after `n` deltas the stream waits for
+`release()`. Nothing here sleeps.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailable
+from appliance.serving.types import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    ModelInfo,
+    Queued,
+    Reading,
+)
+
+MODEL = ModelInfo(
+    name="scripted",
+    context_tokens=1000,
+    vocab_size=100,
+    device="none",
+    dtype="none",
+    backend="scripted",
+    loaded_at=1_700_000_000,
+)
+
+
+@dataclass
+class FakePrepared:
+    request: GenerationRequest
+    prompt_tokens: int
+    max_completion_tokens: int
+
+
+@dataclass
+class FakeStream:
+    backend: "FakeBackend"
+    request: GenerationRequest
+    request_id: str
+    prompt_tokens: int
+    limit: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    closed: bool = False
+    aborted_because: str | None = None
+
+    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+        backend = self.backend
+        if backend.queued_ahead:
+            yield Queued(ahead=backend.queued_ahead, estimated_wait_s=2.0)
+        yield Reading(self.prompt_tokens, self.prompt_tokens, self.cached_tokens)
+        reason = "stop"
+        error = None
+        for number, word in enumerate(backend.words):
+            if backend.hold_after is not None and number >= backend.hold_after:
+                backend.holding.set()
+                await backend.released.wait()
+            if self.closed or self.aborted_because:
+                reason = "abort"
+                break
+            if backend.fail_after is not None and number >= backend.fail_after:
+                reason, error = "error", "The model stopped working."
+                break
+            if number >= self.limit:
+                reason = "length"
+                break
+            self.completion_tokens += 1
+            yield Delta(word, self.completion_tokens)
+        self.backend.running.pop(self.request_id, None)
+        yield Finished(
+            finish_reason=reason,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            queue_s=0.0,
+            ttft_s=0.1 if self.completion_tokens else None,
+            duration_s=0.5,
+            error=error,
+        )
+
+    async def aclose(self) -> None:
+        self.closed = True
+        self.backend.running.pop(self.request_id, None)
+
+
+@dataclass
+class FakeBackend:
+    """Implements `appliance.serving.backend.Backend`. A prompt costs a token a word."""
+
+    words: Sequence[str] = ("Paris", " is", " the", " capital", ".")
+    queued_ahead: int = 0
+    hold_after: int | None = None
+    fail_after: int | None = None
+    down: bool = False
+    settings: dict[str, Any] = field(default_factory=lambda: {"slots": 4})
+    running: dict[str, FakeStream] = field(default_factory=dict)
+    requests: list[GenerationRequest] = field(default_factory=list)
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hold(self, after: int) -> None:
+        self.hold_after = after
+
+    def release(self) -> None:
+        self.hold_after = None
+        self.released.set()
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return None if self.down else MODEL
+
+    async def prepare(self, request: GenerationRequest) -> FakePrepared:
+        if self.down:
+            raise EngineUnavailable("The model is loading. Try again in a moment.")
+        if request.messages is not None:
+            text = " ".join(str(m.get("content") or "") for m in request.messages)
+        else:
+            text = str(request.prompt)
+        prompt_tokens = len(text.split())
+        left = MODEL.context_tokens - prompt_tokens
+        if left < 1:
+            raise ContextLengthExceeded(
+                f"The prompt has {prompt_tokens} tokens; at most {MODEL.context_tokens - 1} fit.",
+                param="messages",
+            )
+        wanted = request.options.max_tokens or left
+        return FakePrepared(request, prompt_tokens, min(wanted, left))
+
+    async def generate(self, prepared: FakePrepared) -> FakeStream:
+        self.requests.append(prepared.request)
+        stream = FakeStream(
+            backend=self,
+            request=prepared.request,
+            request_id=f"r-{len(self.requests)}",
+            prompt_tokens=prepared.prompt_tokens,
+            limit=prepared.max_completion_tokens,
+        )
+        self.running[stream.request_id] = stream
+        return stream
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        stream = self.running.get(request_id)
+        if stream is None:
+            return False
+        stream.aborted_because = reason
+        return True
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "state": "ready",
+            "slots": {
+                "requested": self.settings["slots"],
+                "effective": self.settings["slots"],
+                "reason": "",
+            },
+            "running": len(self.running),
+            "waiting": 0,
+            "kv": {
+                "block_size": 16,
+                "bytes_per_block": 1024,
+                "blocks_total": 64,
+                "blocks_used": len(self.running),
+                "blocks_cached": 0,
+                "blocks_free": 64 - len(self.running),
+                "blocks_shared": 0,
+                "slots_wasted": 0,
+            },
+            "requests": [],
+        }
+
+    def block_map(self) -> Mapping[str, Any]:
+        return {"step": 0, "cells": [-1] * 64, "holders": [], "partial": {}, "token_start": {}}
+
+    def events_since(self, event_id: int) -> Sequence[Mapping[str, Any]]:
+        return []
+
+    def tune(self, changes: Mapping[str, Any]) -> None:
+        for name, value in changes.items():
+            if name != "slots" or not isinstance(value, int) or not 1 <= value <= 4096:
+                raise BadRequest(f"{name} is {value!r}; slots from 1 to 4096 is allowed.")
+            self.settings[name] = value
