@@ -1,0 +1,38 @@
+"""The seam between a step's tensors and logits, with the forward pass that runs everywhere.
+
+`TorchForward` is the readable one: every device and dtype, and the oracle of the others. Another
+forward pass for CPU is made by `inference.runner.native_forward.make_native_forward`:
+
+    make_native_forward(config, model_config, model_dir, storage, on_progress) -> Forward
+
+It raises `ForwardUnavailable` with a plain reason where it cannot serve this model or machine.
+It gets a `storage` of bfloat16 on the CPU.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from inference.runner.input_batch import InputBatch
+
+
+class ForwardUnavailable(Exception):
+    """This forward pass cannot be used here; the message is a plain reason for the console."""
+
+
+class Forward(Protocol):
+    """Computes logits and writes the new tokens' k and v into the storage it was made with.
+
+    Made and called on the engine thread only.
+    """
+
+    @property
+    def name(self) -> str:
+        """For people: "torch", "native AVX-512 BF16"."""
+
+    def forward(self, batch: InputBatch) -> Tensor:
+        """[num_samples, vocab] float32 on the batch's device, one row for each logits index.
+
+        The caller may change the returned tensor. Tokens of requests that do not sample are
+        computed for their k and v only.
+        """

@@ -1,0 +1,89 @@
+"""A scheduled step as tensors: what the forward pass reads. Built on the engine thread.
+
+Built with numpy on the host and moved to the device once, because the Python part of a step is
+a delay for every socket of the process.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.outputs import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """One step's new tokens, requests back to back; decodes first, then prompt chunks.
+
+    All tensors are contiguous and lie on the forward pass's device.
+    """
+
+    # [num_tokens] int64
+    input_ids: Tensor
+    # [num_tokens] int64, position of each new token in its request
+    positions: Tensor
+    # [num_tokens] int64, block_id * block_size + offset of each new token
+    slot_mapping: Tensor
+    # [num_requests, max_blocks] int32; entries past a request's length are 0 and ignored
+    block_tables: Tensor
+    # [num_requests] int32, context length including the new tokens
+    seq_lens: Tensor
+    # [num_requests + 1] int32, prefix sums of new tokens
+    query_start_loc: Tensor
+    # [num_samples] int64, rows of the new tokens whose logits are wanted, ascending; may be empty
+    logits_indices: Tensor
+    # The same numbers known on the host, so that nobody asks the device for them.
+    num_tokens: int
+    num_requests: int
+    # Leading requests with exactly one new token.
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+
+
+def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.device) -> InputBatch:
+    """Tensors of `step`; its `scheduled` must not be empty."""
+    scheduled = step.scheduled
+    num_requests = len(scheduled)
+    starts = np.fromiter((part.start for part in scheduled), np.int64, num_requests)
+    counts = np.fromiter((part.num_new_tokens for part in scheduled), np.int64, num_requests)
+    samples = np.fromiter((part.samples for part in scheduled), np.bool_, num_requests)
+
+    query_start_loc = np.zeros(num_requests + 1, np.int64)
+    np.cumsum(counts, out=query_start_loc[1:])
+    num_tokens = int(query_start_loc[-1])
+    seq_lens = starts + counts
+    max_seq_len = int(seq_lens.max())
+
+    ids: list[int] = []
+    for part in scheduled:
+        ids += part.request.token_ids_between(part.start, part.start + part.num_new_tokens)
+    row_of_token = np.repeat(np.arange(num_requests), counts)
+    positions = np.arange(num_tokens) + (starts - query_start_loc[:-1])[row_of_token]
+
+    block_tables = np.zeros((num_requests, -(-max_seq_len // block_size)), np.int32)
+    for row, part in enumerate(scheduled):
+        num_blocks = -(-(part.start + part.num_new_tokens) // block_size)
+        block_tables[row, :num_blocks] = part.block_table[:num_blocks]
+    block_of_token = block_tables[row_of_token, positions // block_size].astype(np.int64)
+
+    def to_device(values: np.ndarray, dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(values.astype(dtype, copy=False)).to(device, non_blocking=True)
+
+    not_decode = np.flatnonzero(counts != 1)
+    return InputBatch(
+        input_ids=to_device(np.array(ids, np.int64), np.int64),
+        positions=to_device(positions, np.int64),
+        slot_mapping=to_device(block_of_token * block_size + positions % block_size, np.int64),
+        block_tables=to_device(block_tables, np.int32),
+        seq_lens=to_device(seq_lens, np.int32),
+        query_start_loc=to_device(query_start_loc, np.int32),
+        logits_indices=to_device(query_start_loc[1:][samples] - 1, np.int64),
+        num_tokens=num_tokens,
+        num_requests=num_requests,
+        num_decodes=int(not_decode[0]) if not_decode.size else num_requests,
+        max_query_len=int(counts.max()),
+        max_seq_len=max_seq_len,
+    )
