@@ -1,0 +1,280 @@
+"""Behind deploy/start and deploy/test: the environment, then the product or its checks.
+
+Runs before anything is installed, so it needs the standard library only. Each step that fails says
+what failed and what to do, and the exit status is not zero.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
+# torch and the rest unpacked, with room for pip's own temporary files.
+INSTALL_BYTES = 5 * 1024**3
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEBIAN_PACKAGES = {
+    "chromium": ("chromium",),
+    "redis-server": ("redis-server",),
+    "postgresql": ("/usr/lib/postgresql/*/bin/initdb",),
+}
+
+
+class StepFailed(Exception):
+    """A step could not be done; the text says what failed and what to do."""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# ---- environment
+
+
+def environment_make(extras: Sequence[str]) -> None:
+    """Make or complete .venv. A stamp of what was asked lets the next start skip all of it."""
+    wanted = requirements(extras)
+    stamp = VENV / f".installed-{'-'.join(('base', *extras))}"
+    digest = hashlib.sha256(
+        "\n".join([*wanted, CONSTRAINTS.read_text(encoding="utf-8")]).encode()
+    ).hexdigest()
+    with one_at_a_time(ROOT / ".venv.lock"):
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == digest and PYTHON.exists():
+            return
+        require_disk(ROOT, INSTALL_BYTES)
+        if not PYTHON.exists():
+            say("Making the Python environment in .venv")
+            make_venv()
+        say("Installing pinned packages (the first time takes some minutes)")
+        install(wanted)
+        stamp.write_text(digest, encoding="utf-8")
+
+
+def requirements(extras: Sequence[str]) -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    wanted = list(project["dependencies"])
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    return wanted
+
+
+def make_venv() -> None:
+    try:
+        venv.create(VENV, with_pip=True)
+    except (subprocess.CalledProcessError, ImportError) as exc:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise StepFailed(
+            f"The Python environment could not be made: {exc}.\n"
+            "On Debian: apt-get install python3-venv, then run this again."
+        ) from exc
+
+
+def install(wanted: Sequence[str]) -> None:
+    log = ROOT / ".venv" / "install.log"
+    command = [
+        *(str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"),
+        *("--progress-bar", "off", "-c", str(CONSTRAINTS), *wanted),
+    ]
+    with log.open("w", encoding="utf-8") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if done.returncode == 0:
+        return
+    text = log.read_text(encoding="utf-8", errors="replace")
+    raise StepFailed(
+        f"Installing packages failed: {pip_reason(text)}\n"
+        f"pip's last lines (all of them: {log}):\n  " + "\n  ".join(text.splitlines()[-5:])
+    )
+
+
+def pip_reason(text: str) -> str:
+    if "No space left" in text:
+        return "the disk is full. Free some space and run this again."
+    signs = ("NewConnectionError", "name resolution", "Connection refused", "timed out")
+    if any(sign in text for sign in signs):
+        return "the package index could not be reached. Check the network, then run this again."
+    return "see below. Mend it and run this again."
+
+
+def require_disk(folder: Path, needed_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise StepFailed(
+            f"The disk of {folder} has {free / 1024**3:.1f} GiB free; "
+            f"{needed_bytes / 1024**3:.0f} GiB are needed. Free some space and run this again."
+        )
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Two starts at once must not install into the same folder."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("Another start is installing; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# ---- start
+
+
+def start(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="deploy/start",
+        description="Install what is missing, migrate, fetch the default model, serve.",
+    )
+    parser.add_argument("--port", type=int, help="port to listen on (default: 8000)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--data-dir", help="database, models, keys and logs (default: ./var)")
+    options = parser.parse_args(arguments)
+    if options.data_dir:
+        os.environ["APPLIANCE_DATA_DIR"] = str(Path(options.data_dir).expanduser().resolve())
+    data_dir = Path(os.environ.get("APPLIANCE_DATA_DIR") or ROOT / "var")
+    make_data_dir(data_dir)
+    environment_make(())
+    step([PYTHON, "-m", "kernels.build"], "Compiling the processor kernels", required=False)
+    step([PYTHON, "manage.py", "migrate", "--noinput", "-v", "0"], "Preparing the database")
+    if not os.environ.get("APPLIANCE_MODEL"):
+        step([PYTHON, "manage.py", "models", "ensure"], "Preparing the default model")
+    serve = [str(PYTHON), "manage.py", "serve"]
+    if options.host:
+        serve += ["--host", options.host]
+    if options.port:
+        serve += ["--port", str(options.port)]
+    os.chdir(ROOT)
+    # The server takes this process's place, so Ctrl-C and a service manager reach it directly.
+    os.execv(serve[0], serve)
+
+
+def make_data_dir(data_dir: Path) -> None:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        probe = data_dir / ".writable"
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except OSError as exc:
+        raise StepFailed(
+            f"The data folder {data_dir} cannot be written: {exc.strerror}.\n"
+            "Choose another with --data-dir, or mend its owner and mode."
+        ) from exc
+
+
+def step(command: Sequence[object], what: str, *, required: bool = True) -> None:
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, check=False)
+    if done.returncode and required:
+        raise StepFailed(f"{what} failed (exit status {done.returncode}); the reason stands above.")
+
+
+# ---- test
+
+
+def test(arguments: Sequence[str]) -> int:
+    """Every check, then every test; goes on after a failure so that one run shows all."""
+    debian_packages_make()
+    environment_make(("test",))
+    step([PYTHON, "-m", "kernels.build"], "Compiling the processor kernels", required=False)
+    failed = [name for name, command in checks() if not passes(name, command)]
+    for name, command in suites(arguments):
+        if not passes(name, command):
+            failed.append(name)
+    if failed:
+        say(f"\nFailed: {', '.join(failed)}")
+        return 1
+    say("\nAll checks and tests passed.")
+    return 0
+
+
+def checks() -> list[tuple[str, list[str]]]:
+    bin_dir = VENV / "bin"
+    manage = [str(PYTHON), "manage.py"]
+    return [
+        ("ruff", [str(bin_dir / "ruff"), "check", "."]),
+        ("format", [str(bin_dir / "ruff"), "format", "--check", "."]),
+        ("mypy", [str(bin_dir / "mypy")]),
+        ("import contracts", [str(bin_dir / "lint-imports")]),
+        ("system check", [*manage, "check", "--fail-level", "WARNING"]),
+        ("migrations", [*manage, "makemigrations", "--check", "--dry-run"]),
+    ]
+
+
+def suites(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    pytest = [str(PYTHON), "-m", "pytest"]
+    if arguments:
+        return [("tests", [*pytest, *arguments])]
+    return [
+        ("tests", [*pytest, "tests", "--ignore=tests/e2e"]),
+        (
+            "web tests on PostgreSQL and Redis",
+            [*pytest, "-p", "tests.team_services", "tests/appliance"],
+        ),
+        ("end-to-end tests", [*pytest, "tests/e2e"]),
+    ]
+
+
+def passes(name: str, command: Sequence[str]) -> bool:
+    say(f"\n== {name}")
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def debian_packages_make() -> None:
+    """Install the browser and the services that the tests start themselves, where missing."""
+    missing = [name for name, signs in DEBIAN_PACKAGES.items() if not any(map(found, signs))]
+    if not missing:
+        return
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    say(f"Installing Debian packages for the tests: {' '.join(missing)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", *missing]):
+        try:
+            done = subprocess.run(
+                [*as_root, *command],
+                env=environment,
+                check=False,
+                stdout=subprocess.DEVNULL,
+            )
+            failed = done.returncode != 0
+        except FileNotFoundError:
+            failed = True
+        if failed:
+            raise StepFailed(
+                f"The tests need {', '.join(missing)} and `{' '.join(command)}` failed. "
+                "Install them as root, then run this again."
+            )
+
+
+def found(sign: str) -> bool:
+    if "*" in sign:
+        return any(Path("/").glob(sign.lstrip("/")))
+    return shutil.which(sign) is not None
+
+
+def main() -> int:
+    command, *arguments = sys.argv[1:]
+    try:
+        if command == "test":
+            return test(arguments)
+        start(arguments)
+    except StepFailed as exc:
+        print(f"\n{exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
