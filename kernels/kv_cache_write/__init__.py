@@ -1,0 +1,56 @@
+"""Scatter this step's keys and values into their slots of the paged KV cache."""
+
+import torch
+from torch import Tensor
+
+from kernels.backends import Backend, choose
+from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
+from kernels.kv_cache_write import cpu, reference
+
+_BACKENDS = {Backend.REFERENCE: reference.kv_cache_write, Backend.CPU: cpu.kv_cache_write}
+
+
+def kv_cache_write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    backend: Backend | None = None,
+) -> None:
+    """Write each token's key and value into its slot; changes the caches in place.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim] fp32/bf16/fp16.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous;
+            may have another float dtype, tokens are rounded to it.
+        slot_mapping: [num_tokens] int64, block_id * block_size + offset; -1 is padding and is
+            not written. No slot twice.
+        backend: which implementation; None takes the fastest for the device.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or layout is not as above.
+    """
+    check_shape("key", key, None, None, None)
+    num_tokens, num_kv_heads, head_dim = key.shape
+    check_shape("value", value, num_tokens, num_kv_heads, head_dim)
+    check_shape("key_cache", key_cache, None, None, num_kv_heads, head_dim)
+    check_shape("value_cache", value_cache, *key_cache.shape)
+    check_shape("slot_mapping", slot_mapping, num_tokens)
+    check_dtype("key", key, *FLOATS)
+    check_dtype("value", value, key.dtype)
+    check_dtype("key_cache", key_cache, *FLOATS)
+    check_dtype("value_cache", value_cache, key_cache.dtype)
+    check_dtype("slot_mapping", slot_mapping, torch.int64)
+    check_contiguous("key_cache", key_cache)
+    check_contiguous("value_cache", value_cache)
+    check_device(
+        key.device,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slot_mapping,
+    )
+    write = _BACKENDS[backend or choose(key.device)]
+    write(key, value, key_cache, value_cache, slot_mapping)

@@ -1,0 +1,102 @@
+"""Attention over keys and values that lie in blocks, found through block tables."""
+
+import torch
+from torch import Tensor
+
+from kernels.backends import Backend, choose
+from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
+from kernels.errors import KernelArgumentError
+from kernels.paged_attention import cpu, reference
+
+_BACKENDS = {Backend.REFERENCE: reference.paged_attention, Backend.CPU: cpu.paged_attention}
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Causal attention of this step's new tokens over their requests' paged KV cache.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim] fp32/bf16/fp16; requests' tokens back to back.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, read
+            only, one dtype of the above. Query head h reads key-value head
+            h // (num_heads / num_kv_heads).
+        block_tables: [num_requests, max_blocks] int32; entries past a request's length are ignored.
+        seq_lens: [num_requests] int32; context length including the new tokens.
+        query_start_loc: [num_requests + 1] int32; prefix sums of new tokens.
+        scale: multiplies q·k, usually head_dim ** -0.5.
+        sliding_window: a token sees itself and the `sliding_window - 1` tokens before it.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap), before the causal mask.
+        backend: which implementation; None takes the fastest for the device.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], query's dtype; accumulated in fp32.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or layout is not as above.
+
+    Paging: Kwon et al. 2023, arXiv:2309.06180. Grouped heads: arXiv:2305.13245.
+    """
+    _check(query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
+    if sliding_window is not None and sliding_window < 1:
+        raise KernelArgumentError("sliding_window", sliding_window, "at least 1")
+    if soft_cap is not None and soft_cap <= 0:
+        raise KernelArgumentError("soft_cap", soft_cap, "above 0")
+    return _BACKENDS[backend or choose(query.device)](
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )
+
+
+def _check(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+) -> None:
+    check_shape("query", query, None, None, None)
+    check_shape("key_cache", key_cache, None, None, None, query.shape[2])
+    check_shape("value_cache", value_cache, *key_cache.shape)
+    check_shape("block_tables", block_tables, None, None)
+    num_requests = block_tables.shape[0]
+    check_shape("seq_lens", seq_lens, num_requests)
+    check_shape("query_start_loc", query_start_loc, num_requests + 1)
+    if key_cache.shape[2] == 0 or query.shape[1] % key_cache.shape[2]:
+        raise KernelArgumentError(
+            "query", f"of {query.shape[1]} heads", f"a multiple of {key_cache.shape[2]} heads"
+        )
+    check_dtype("query", query, *FLOATS)
+    check_dtype("key_cache", key_cache, *FLOATS)
+    check_dtype("value_cache", value_cache, key_cache.dtype)
+    check_contiguous("key_cache", key_cache)
+    check_contiguous("value_cache", value_cache)
+    check_dtype("block_tables", block_tables, torch.int32)
+    check_dtype("seq_lens", seq_lens, torch.int32)
+    check_dtype("query_start_loc", query_start_loc, torch.int32)
+    check_device(
+        query.device,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        query_start_loc=query_start_loc,
+    )

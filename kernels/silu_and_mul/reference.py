@@ -1,0 +1,9 @@
+"""The formula, in fp32."""
+
+import torch
+from torch import Tensor
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from kernels.backends import available
+from kernels.errors import KernelArgumentError
+from kernels.rms_norm import rms_norm
+
+
+@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 5, 64)], ids=str)
+def test_equals_the_definition(backend, shape, rng) -> None:
+    hidden = torch.randn(shape, generator=rng) * 3
+    weight = torch.randn(shape[-1], generator=rng)
+    exact = hidden.double()
+    want = exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    before = hidden.clone()
+    got = rms_norm(hidden, weight, 1e-5, backend=backend)
+    torch.testing.assert_close(got, want.float(), atol=1e-6, rtol=1e-6)
+    assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_half_precision_is_rounded_once(backend, dtype, tolerance, rng) -> None:
+    hidden = torch.randn(4, 96, generator=rng).to(dtype)
+    weight = torch.randn(96, generator=rng)
+    got = rms_norm(hidden, weight, 1e-6, backend=backend)
+    assert got.dtype == dtype
+    want = rms_norm(hidden.float(), weight, 1e-6, backend=backend)
+    torch.testing.assert_close(got.float(), want, atol=1e-7, rtol=tolerance)
+
+
+@pytest.mark.parametrize("backend", available())
+def test_zeros_stay_zeros(backend) -> None:
+    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "weight", "name"),
+    [
+        (torch.zeros(2, 8, dtype=torch.int64), torch.ones(8), "hidden_states"),
+        (torch.zeros(2, 8), torch.ones(7), "weight"),
+        (torch.zeros(2, 8), torch.ones(8).half(), "weight"),
+        (torch.zeros(2, 8), torch.ones(8, device="meta"), "weight"),
+    ],
+)
+def test_refuses_bad_arguments_by_name(hidden, weight, name) -> None:
+    with pytest.raises(KernelArgumentError) as refused:
+        rms_norm(hidden, weight, 1e-6)
+    assert refused.value.argument == name
