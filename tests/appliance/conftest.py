@@ -1,0 +1,19 @@
+import pytest
+
+from appliance.accounts.models import User
+from tests.appliance.base import make_alice, make_bob, make_charlie
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return make_alice()
+
+
+@pytest.fixture
+def bob(db: None) -> User:
+    return make_bob()
+
+
+@pytest.fixture
+def charlie(db: None) -> User:
+    return make_charlie()
