@@ -1,0 +1,43 @@
+import argparse
+import re
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from appliance.accounts.models import User
+from appliance.api_keys.services import api_key_issue
+from appliance.errors import ApplianceError
+
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+
+
+def life(text: str) -> timedelta:
+    """`90d`, `12h`, `4w`."""
+    got = re.fullmatch(r"([1-9]\d{0,5})([hdw])", text)
+    if got is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; examples: 12h, 90d, 4w")
+    return timedelta(**{_UNITS[got[2]]: int(got[1])})
+
+
+class Command(BaseCommand):
+    help = "Make an API key. The key alone is printed on standard output, once."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("username", help="whose key it is")
+        parser.add_argument("--name", required=True, help="what will use it")
+        parser.add_argument(
+            "--scopes", default="chat,models", help="of chat,models,admin (default: chat,models)"
+        )
+        parser.add_argument("--expires", type=life, help="12h, 90d, 4w (default: no end)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        owner = User.objects.filter(username=options["username"]).first()
+        if owner is None:
+            raise CommandError(f"There is no user {options['username']!r}.")
+        scopes = [scope.strip() for scope in options["scopes"].split(",") if scope.strip()]
+        try:
+            _, secret = api_key_issue(owner, options["name"], scopes, options["expires"])
+        except ApplianceError as exc:
+            raise CommandError(exc.message) from exc
+        self.stdout.write(secret)

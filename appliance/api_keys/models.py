@@ -1,0 +1,51 @@
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+# What a key may do, with the words people read on the account page.
+SCOPES = {
+    "chat": "generate",
+    "models": "list models",
+    "admin": "run the engine",
+}
+
+
+class ApiKey(models.Model):
+    """A script's way in. The secret itself is not kept, only its keyed digest."""
+
+    # The first letters of the secret, to tell keys apart. Not unique.
+    prefix = models.CharField(max_length=16)
+    digest = models.CharField(max_length=64, unique=True)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys"
+    )
+    name = models.CharField(max_length=80)
+    scopes = models.JSONField(default=list)
+    # Model names; empty means every model.
+    allowed_models = models.JSONField(default=list, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    # None: no end.
+    expires_at = models.DateTimeField(null=True, blank=True)
+    # Written at most once a minute.
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    last_used_from = models.GenericIPAddressField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-pk"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix})"
+
+    @property
+    def is_live(self) -> bool:
+        """Neither revoked nor expired."""
+        return self.revoked_at is None and not self.is_expired
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def scope_names(self) -> list[str]:
+        return [SCOPES.get(scope, scope) for scope in self.scopes]

@@ -1,0 +1,155 @@
+"""Issue, check and revoke API keys. A secret exists in clear only in the answer to its issue."""
+
+import ipaddress
+import secrets
+import string
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.crypto import salted_hmac
+
+from appliance.accounts.models import User
+from appliance.accounts.services import user_seen
+from appliance.api_keys.models import SCOPES, ApiKey
+from appliance.errors import BadRequest, Conflict, NotAllowed, NotAuthenticated, NotFound
+
+MARKER = "bh_"
+PREFIX_LENGTH = len(MARKER) + 4
+# 40 letters of 62 are 238 bits: guessing is hopeless, so a fast digest is enough.
+SECRET_LETTERS = 40
+MAX_LIVE_KEYS = 50
+USED_EVERY = timedelta(minutes=1)
+MAX_LIFE = timedelta(days=3660)
+_ALPHABET = string.ascii_letters + string.digits
+# No key is near this; longer headers are not worth a digest.
+_MAX_HEADER = 1024
+
+
+def api_key_issue(
+    owner: User,
+    name: str,
+    scopes: Sequence[str] = ("chat", "models"),
+    expires_in: timedelta | None = None,
+    *,
+    allowed_models: Sequence[str] = (),
+) -> tuple[ApiKey, str]:
+    """Make a key; returns it with the secret, which cannot be shown again.
+
+    Raises BadRequest for a wrong name, scope or life, NotAllowed for scope admin without being
+    an admin, Conflict when the owner has too many keys.
+    """
+    name = name.strip()
+    if not 1 <= len(name) <= 80:
+        raise BadRequest("A key needs a name of 1 to 80 letters.", param="name")
+    unknown = [scope for scope in scopes if scope not in SCOPES]
+    if unknown or not scopes:
+        raise BadRequest(
+            f"Scopes are {', '.join(SCOPES)}; got {', '.join(unknown) or 'none'}.", param="scopes"
+        )
+    if "admin" in scopes and not owner.is_admin:
+        raise NotAllowed("Only an admin can have a key with scope admin.", param="scopes")
+    if expires_in is not None and not timedelta() < expires_in <= MAX_LIFE:
+        raise BadRequest("A key can last from 1 day to 10 years.", param="expires")
+    now = timezone.now()
+    live = owner.api_keys.filter(revoked_at=None).exclude(expires_at__lte=now).count()
+    if live >= MAX_LIVE_KEYS:
+        raise Conflict(f"{owner.username} has {live} keys. Revoke one that is not needed first.")
+    secret = MARKER + "".join(secrets.choice(_ALPHABET) for _ in range(SECRET_LETTERS))
+    key = ApiKey.objects.create(
+        prefix=secret[:PREFIX_LENGTH],
+        digest=_digest(secret.encode(), settings.SECRET_KEY),
+        owner=owner,
+        name=name,
+        scopes=[scope for scope in SCOPES if scope in scopes],
+        allowed_models=list(allowed_models),
+        created_at=now,
+        expires_at=now + expires_in if expires_in else None,
+    )
+    return key, secret
+
+
+def api_key_revoke(key: ApiKey) -> None:
+    """Takes effect on the next request. Revoking twice keeps the first instant."""
+    now = timezone.now()
+    ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
+    key.revoked_at = key.revoked_at or now
+
+
+def api_key_of(owner: User, key_id: int) -> ApiKey:
+    """The owner's own key. Raises NotFound also for a key of somebody else."""
+    key = ApiKey.objects.filter(owner=owner, pk=key_id).first()
+    if key is None:
+        raise NotFound("There is no such key.")
+    return key
+
+
+def api_key_authenticate(
+    authorization_header: bytes | str | None, *, scope: str, address: str | None = None
+) -> ApiKey:
+    """The live key that an `Authorization` header names, with its owner loaded.
+
+    Any header a caller can send ends in a key or in one of the two errors.
+
+    Raises:
+        NotAuthenticated: no key, or one that is unknown, expired, revoked or of an inactive user.
+        NotAllowed: the key lacks `scope`.
+    """
+    secret = _secret_from_header(authorization_header)
+    digests = [
+        _digest(secret, server_key)
+        for server_key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    ]
+    # Looking up a keyed digest in an index tells a caller nothing about other digests.
+    key = ApiKey.objects.select_related("owner").filter(digest__in=digests).first()
+    if key is None:
+        raise NotAuthenticated("This API key is not known. Check it, or make another.")
+    if key.revoked_at is not None:
+        raise NotAuthenticated("This API key was revoked. Make another on the account page.")
+    if key.is_expired:
+        raise NotAuthenticated("This API key has expired. Make another on the account page.")
+    if not key.owner.is_active:
+        raise NotAuthenticated("The account of this API key is switched off.")
+    if scope not in key.scopes:
+        raise NotAllowed(
+            f"This API key may not do this: it lacks the scope {scope}. Make a key that has it."
+        )
+    if scope == "admin" and not key.owner.is_admin:
+        raise NotAllowed("The owner of this API key is no longer an admin.")
+    _note_use(key, address)
+    return key
+
+
+def _secret_from_header(header: bytes | str | None) -> bytes:
+    if isinstance(header, str):
+        header = header.encode("utf-8", "surrogatepass")
+    # Split on blanks and tabs only: other control bytes belong to the (then unknown) key.
+    scheme, _, rest = (header or b"").strip(b" \t").partition(b" ")
+    secret = rest.strip(b" \t")
+    if scheme.lower() != b"bearer" or not secret:
+        raise NotAuthenticated("An API key is needed: send the header “Authorization: Bearer KEY”.")
+    if len(secret) > _MAX_HEADER:
+        raise NotAuthenticated("This API key is not known. Check it, or make another.")
+    return secret
+
+
+def _digest(secret: bytes, server_key: str | bytes) -> str:
+    return salted_hmac(
+        "appliance.api_keys", secret, secret=server_key, algorithm="sha256"
+    ).hexdigest()
+
+
+def _note_use(key: ApiKey, address: str | None) -> None:
+    now = timezone.now()
+    if key.last_used_at is None or now - key.last_used_at > USED_EVERY:
+        key.last_used_at, key.last_used_from = now, _valid_address(address)
+        ApiKey.objects.filter(pk=key.pk).update(last_used_at=now, last_used_from=key.last_used_from)
+        user_seen(key.owner)
+
+
+def _valid_address(address: str | None) -> str | None:
+    try:
+        return str(ipaddress.ip_address(address or ""))
+    except ValueError:
+        return None
