@@ -140,12 +140,18 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = TIME_ZONE
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BEAT_SCHEDULE = {
+    "heal-reservations": {
+        "task": "appliance.quotas.tasks.heal_reservations",
+        "schedule": 300.0,
+    },
+}
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")
 
 # ---- sign-in
 
 AUTH_USER_MODEL = "accounts.User"
-AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTHENTICATION_BACKENDS = ["appliance.accounts.sign_in.SignInBackend"]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
 AUTH_PASSWORD_VALIDATORS = [
@@ -163,6 +169,9 @@ ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_LOGOUT_REDIRECT_URL = "/login/"
 ACCOUNT_SESSION_REMEMBER = None
+# "key" is user name and address together (see AccountAdapter), so that one attacker can lock
+# neither a user out everywhere nor an office's other users.
+ACCOUNT_RATE_LIMITS = {"login": "60/m/ip", "login_failed": "40/m/ip,5/5m/key"}
 SESSION_COOKIE_AGE = 14 * 24 * 3600
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"

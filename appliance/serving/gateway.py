@@ -1,0 +1,49 @@
+"""Where the product finds its back end: one a process, installed by `serve` or by a test."""
+
+from appliance.errors import EngineUnavailable
+from appliance.serving.backend import Backend
+
+_backend: Backend | None = None
+_admitting = True
+
+
+def gateway_install(backend: Backend) -> None:
+    """Make `backend` the one that serves, and admit new generations."""
+    global _backend, _admitting
+    _backend = backend
+    _admitting = True
+
+
+def gateway_remove() -> None:
+    global _backend, _admitting
+    _backend = None
+    _admitting = True
+
+
+def gateway_close() -> None:
+    """Admit no new generations from now on; running ones and the console go on."""
+    global _admitting
+    _admitting = False
+
+
+def gateway_is_admitting() -> bool:
+    return _admitting
+
+
+def get_backend() -> Backend:
+    """The installed back end, whatever its state.
+
+    Raises:
+        EngineUnavailable: this process serves no model.
+    """
+    if _backend is None:
+        raise EngineUnavailable("No model is served here. Start the server with manage.py serve.")
+    return _backend
+
+
+def get_admitting_backend() -> Backend:
+    """The back end for a new generation. Raises EngineUnavailable also while the server stops."""
+    backend = get_backend()
+    if not _admitting:
+        raise EngineUnavailable("The server is stopping. Try again in a minute.", retry_after_s=30)
+    return backend

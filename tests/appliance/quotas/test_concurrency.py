@@ -1,0 +1,103 @@
+"""Requests at the same instant cannot pass a quota together, on a real database file (C09, D04)."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection, transaction
+
+from appliance.accounts.models import User
+from appliance.accounts.services import user_create
+from appliance.errors import QuotaExceeded
+from appliance.quotas.models import UsageDay, UsageRecord
+from appliance.quotas.services import (
+    quota_release,
+    quota_reserve,
+    quota_rule_set,
+    quota_settle,
+    quota_status,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NUM_THREADS = 50
+
+
+def in_threads(work, items):
+    """Run `work` for all items, begun at the same instant, each on its own connection."""
+    barrier = threading.Barrier(len(items))
+
+    def run(item):
+        try:
+            barrier.wait(timeout=30)
+            return work(item)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(run, items))
+
+
+def try_reserve(user_id):
+    try:
+        return quota_reserve(user_id, prompt_tokens=10, completion_tokens=90)
+    except QuotaExceeded:
+        return None
+
+
+def test_of_fifty_at_once_only_those_that_fit_get_in_c09(make_usage):
+    bob = user_create("bob")
+    quota_rule_set(bob, 300, by=None)
+    reservations = in_threads(try_reserve, [bob.pk] * NUM_THREADS)
+    got = [reservation for reservation in reservations if reservation]
+    assert len(got) == 3
+    assert quota_status(bob).reserved_tokens == 300
+
+    quota_release(got[0])
+    quota_settle(got[1], make_usage(10, 20))
+    quota_settle(got[2], make_usage(10, 0, end="abort"))
+    status = quota_status(bob)
+    assert (status.used_tokens, status.reserved_tokens) == (40, 0)
+
+
+def test_fifty_at_once_wait_for_a_long_write_and_lose_nothing_d04(make_usage):
+    users = [user_create(f"user-{number}") for number in range(5)]
+    bookings = [users[number % 5].pk for number in range(NUM_THREADS)]
+    started = threading.Semaphore(0)
+    finished = []
+
+    def book(user_id):
+        started.release()
+        reservation = quota_reserve(user_id, prompt_tokens=10, completion_tokens=20)
+        finished.append(quota_settle(reservation, make_usage(10, 5)))
+
+    with transaction.atomic():  # a script that holds the database for itself
+        User.objects.filter(pk=users[0].pk).update(first_name="held")
+        threads = [
+            threading.Thread(target=in_threads, args=(book, [user_id])) for user_id in bookings
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert started.acquire(timeout=30)
+        if connection.vendor == "sqlite":
+            assert finished == []
+    for thread in threads:
+        thread.join(timeout=60)
+    assert finished == [True] * NUM_THREADS
+    assert UsageRecord.objects.count() == NUM_THREADS
+    for day in UsageDay.objects.all():
+        assert (day.used_tokens, day.reserved_tokens) == (150, 0)
+
+
+def test_settle_and_release_at_the_same_instant_book_once(make_usage):
+    bob = user_create("bob")
+    reservation = quota_reserve(bob.pk, prompt_tokens=10, completion_tokens=20)
+
+    def end(number):
+        if number % 2:
+            return quota_settle(reservation, make_usage(10, 5))
+        return quota_release(reservation)
+
+    results = in_threads(end, list(range(10)))
+    assert results.count(True) == 1
+    assert (quota_status(bob).used_tokens, quota_status(bob).reserved_tokens) == (15, 0)

@@ -1,0 +1,235 @@
+"""Members cannot use more tokens a day than their quota allows, and lose none they did not use."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from appliance.errors import BadRequest, QuotaExceeded
+from appliance.quotas import services
+from appliance.quotas.models import QuotaReservation, QuotaRule, UsageDay, UsageRecord
+from appliance.quotas.selectors import (
+    quota_statuses,
+    usage_by_day,
+    usage_recent,
+    usage_tokens_by_key,
+)
+from appliance.quotas.services import (
+    quota_day,
+    quota_heal,
+    quota_mark_alive,
+    quota_release,
+    quota_reserve,
+    quota_resets_at,
+    quota_rule_clear,
+    quota_rule_set,
+    quota_settle,
+    quota_status,
+)
+
+
+def reserve(user, prompt=10, completion=30, **options):
+    return quota_reserve(user.pk, prompt_tokens=prompt, completion_tokens=completion, **options)
+
+
+def test_a_reservation_is_held_and_settled_to_the_true_count(bob, make_usage):
+    quota_rule_set(None, 100, by=None)
+    reservation = reserve(bob)
+    status = quota_status(bob)
+    assert (status.used_tokens, status.reserved_tokens, status.left_tokens) == (0, 40, 60)
+    assert quota_settle(reservation, make_usage(10, 5))
+    status = quota_status(bob)
+    assert (status.used_tokens, status.reserved_tokens, status.left_tokens) == (15, 0, 85)
+    record = UsageRecord.objects.get()
+    assert (record.user, record.prompt_tokens, record.completion_tokens) == (bob, 10, 5)
+
+
+def test_settling_twice_books_once(bob, make_usage):
+    reservation = reserve(bob)
+    assert quota_settle(reservation, make_usage())
+    assert not quota_settle(reservation, make_usage())
+    quota_release(reservation)
+    assert UsageRecord.objects.count() == 1
+    assert quota_status(bob).used_tokens == 15
+    assert quota_status(bob).reserved_tokens == 0
+
+
+def test_a_release_gives_everything_back_once(bob):
+    reservation = reserve(bob)
+    quota_release(reservation)
+    quota_release(reservation)
+    assert (quota_status(bob).used_tokens, quota_status(bob).reserved_tokens) == (0, 0)
+    assert not QuotaReservation.objects.exists()
+
+
+def test_an_answer_is_cut_to_what_is_left(bob):
+    quota_rule_set(bob, 50, by=None)
+    reservation = reserve(bob, prompt=20, completion=1000)
+    assert reservation.completion_tokens == 30
+    assert quota_status(bob).left_tokens == 0
+
+
+def test_sixteen_answer_tokens_must_be_left(bob):
+    quota_rule_set(bob, 36, by=None)
+    with pytest.raises(QuotaExceeded):
+        reserve(bob, prompt=21, completion=1000)
+    assert reserve(bob, prompt=20, completion=1000).completion_tokens == 16
+
+
+def test_a_short_answer_that_fits_needs_no_sixteen(bob):
+    quota_rule_set(bob, 12, by=None)
+    assert reserve(bob, prompt=10, completion=2).completion_tokens == 2
+
+
+def test_the_refusal_says_numbers_and_a_wait_that_suffices_b10(bob, make_usage):
+    quota_rule_set(bob, 100, by=None)
+    quota_settle(reserve(bob, 50, 40), make_usage(50, 40))
+    with pytest.raises(QuotaExceeded) as caught:
+        reserve(bob, 10, 40)
+    assert "100 tokens a day" in caught.value.message
+    assert "90 used" in caught.value.message
+    wait = timedelta(seconds=caught.value.retry_after_s)
+    assert isinstance(caught.value.retry_after_s, int)
+    assert timezone.now() + wait >= quota_resets_at(quota_day())
+
+
+def test_what_no_day_allows_is_refused_without_a_wait(bob):
+    quota_rule_set(bob, 100, by=None)
+    with pytest.raises(QuotaExceeded) as caught:
+        reserve(bob, 200, 10)
+    assert caught.value.retry_after_s is None
+
+
+def test_the_own_rule_goes_before_the_rule_for_everybody(alice, bob):
+    quota_rule_set(None, 100, by=alice)
+    quota_rule_set(bob, None, by=alice)
+    assert quota_status(alice).limit_tokens == 100
+    assert quota_status(bob).limit_tokens is None
+    assert quota_status(bob).left_tokens is None
+    reserve(bob, 10**6, 10**6)
+    quota_rule_clear(bob)
+    assert quota_status(bob).limit_tokens == 100
+    assert quota_statuses([alice, bob]) == {u.pk: quota_status(u) for u in (alice, bob)}
+
+
+def test_without_rules_everybody_has_the_built_in_quota(bob):
+    assert quota_status(bob).limit_tokens == services.DEFAULT_TOKENS_PER_DAY
+
+
+def test_a_limit_lowered_below_the_use_leaves_nothing(bob, make_usage):
+    quota_settle(reserve(bob), make_usage())
+    quota_rule_set(bob, 5, by=None)
+    assert quota_status(bob).left_tokens == 0
+    with pytest.raises(QuotaExceeded):
+        reserve(bob, 1, 1)
+
+
+@pytest.mark.parametrize("tokens", [-1, True, 1.5, "5", 10**30])
+def test_odd_limits_are_refused(bob, tokens):
+    with pytest.raises(BadRequest, match="tokens_per_day"):
+        quota_rule_set(bob, tokens, by=None)
+    assert not QuotaRule.objects.exists()
+
+
+def test_there_is_one_rule_for_everybody(db):
+    quota_rule_set(None, 1, by=None)
+    quota_rule_set(None, 2, by=None)
+    assert QuotaRule.objects.get().tokens_per_day == 2
+    with pytest.raises(IntegrityError), transaction.atomic():
+        QuotaRule.objects.create(is_default=True)
+
+
+def test_the_ledger_outlives_its_user(bob, make_usage):
+    reservation = reserve(bob)
+    bob.delete()
+    assert quota_settle(reservation, make_usage())
+    record = UsageRecord.objects.get()
+    assert (record.user, record.username) == (None, "bob")
+
+
+# ---- days
+
+
+def test_the_day_is_the_teams_day(settings):
+    settings.TIME_ZONE = "Pacific/Auckland"
+    assert quota_day(datetime(2026, 3, 1, 10, 59, tzinfo=UTC)) == date(2026, 3, 1)
+    assert quota_day(datetime(2026, 3, 1, 11, 0, tzinfo=UTC)) == date(2026, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "hours"),
+    [
+        ("Europe/Prague", date(2026, 3, 29), 23),
+        ("Europe/Prague", date(2026, 10, 25), 25),
+        ("Europe/Prague", date(2026, 7, 1), 24),
+        # Midnight of this day does not exist: the clocks go from 23:59:59 to 01:00.
+        ("Africa/Cairo", date(2026, 4, 24), 23),
+    ],
+)
+def test_days_follow_each_other_when_the_clocks_change(settings, zone, day, hours):
+    settings.TIME_ZONE = zone
+    start, end = quota_resets_at(day - timedelta(days=1)), quota_resets_at(day)
+    assert end.astimezone(UTC) - start.astimezone(UTC) == timedelta(hours=hours)
+    assert quota_day(end.astimezone(UTC)) == day + timedelta(days=1)
+    assert quota_day(end.astimezone(UTC) - timedelta(seconds=1)) == day
+
+
+def test_an_answer_over_midnight_is_charged_to_the_day_it_began(bob, make_usage, monkeypatch):
+    reservation = reserve(bob)
+    tomorrow = reservation.day + timedelta(days=1)
+    monkeypatch.setattr(services, "quota_day", lambda: tomorrow)
+    quota_settle(reservation, make_usage(10, 5))
+    assert quota_status(bob).used_tokens == 0
+    assert UsageDay.objects.get(day=reservation.day).used_tokens == 15
+
+
+# ---- healing
+
+
+def test_the_start_gives_back_what_a_crash_held_c09(bob, monkeypatch):
+    reserve(bob)
+    monkeypatch.setattr(services, "PROCESS_ID", services.uuid.uuid4())
+    mine = reserve(bob)
+    assert quota_heal(all_others=True) == 1
+    assert quota_status(bob).reserved_tokens == mine.tokens
+    assert quota_heal(all_others=True) == 0
+
+
+def test_the_task_gives_back_only_what_nobody_vouches_for_c09(bob, make_usage, monkeypatch):
+    from appliance.quotas.tasks import heal_reservations
+
+    here = services.PROCESS_ID
+    reservation = reserve(bob)
+    monkeypatch.setattr(services, "PROCESS_ID", services.uuid.uuid4())
+    heal_reservations()
+    assert quota_status(bob).reserved_tokens == reservation.tokens
+
+    old = timezone.now() - timedelta(hours=1)
+    QuotaReservation.objects.update(alive_at=old)
+    monkeypatch.setattr(services, "PROCESS_ID", here)
+    quota_mark_alive()
+    monkeypatch.setattr(services, "PROCESS_ID", services.uuid.uuid4())
+    heal_reservations()
+    assert quota_status(bob).reserved_tokens == reservation.tokens
+
+    QuotaReservation.objects.update(alive_at=old)
+    heal_reservations()
+    assert quota_status(bob).reserved_tokens == 0
+    # The process was only slow: its answer is still booked, and nothing becomes negative.
+    assert quota_settle(reservation, make_usage(10, 5))
+    assert (quota_status(bob).used_tokens, quota_status(bob).reserved_tokens) == (15, 0)
+
+
+# ---- reading the ledger
+
+
+def test_usage_is_read_by_day_user_and_key(alice, bob, make_usage):
+    quota_settle(reserve(bob), make_usage(10, 5, key_id=3, key_prefix="bh_abc"))
+    quota_settle(reserve(bob), make_usage(20, 5, cached_tokens=16, request_id="r-2"))
+    quota_settle(reserve(alice), make_usage(1, 1, username="alice"))
+    (today,) = usage_by_day(bob)
+    assert (today.num_requests, today.prompt_tokens, today.cached_tokens) == (2, 30, 16)
+    assert usage_by_day()[0].num_requests == 3
+    assert [record.request_id for record in usage_recent(bob)] == ["r-2", "r-1"]
+    assert usage_tokens_by_key(bob) == {3: 15}
