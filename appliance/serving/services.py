@@ -1,0 +1,247 @@
+"""A metered generation: prepared, paid for from the quota, run by the back end, booked at its end.
+
+`generation_open` is the one way in for chat, API and capacity test. Whatever happens to a
+`Generation` (finished, failed, closed, its task cancelled, never looked at), the tokens held for
+it are settled exactly once with what it really took. All of it runs on the event loop; database
+work runs in threads.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from appliance.quotas.services import (
+    LEAST_ANSWER_TOKENS,
+    Reservation,
+    Usage,
+    quota_release,
+    quota_reserve,
+    quota_settle,
+)
+from appliance.serving.backend import Backend, Prepared, TokenStream
+from appliance.serving.booking import book, in_db_thread, keep
+from appliance.serving.gateway import get_admitting_backend
+from appliance.serving.types import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Reading,
+)
+
+logger = logging.getLogger(__name__)
+
+# How long a caller who closes waits for the ledger; the booking itself goes on until it succeeds.
+_BOOKING_WAIT_S = 5.0
+
+
+async def generation_open(request: GenerationRequest) -> "Generation":
+    """Check, reserve and queue one generation.
+
+    The answer's limit may come out lower than asked for when the caller's quota leaves less; see
+    `quota_reserve`. The caller iterates the result and calls `aclose()` in a `finally`.
+
+    Raises:
+        BadRequest and its kinds, ModelNotFound: the request cannot be served as it is.
+        QuotaExceeded: not enough of today's tokens is left.
+        QueueIsFull, EngineUnavailable: try again later.
+    """
+    opening = _Opening(request)
+    # A caller who leaves must not cut a reservation off from the code that gives it back.
+    task = asyncio.ensure_future(opening.run())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        opening.is_wanted = False
+        task.add_done_callback(_close_unwanted)
+        raise
+
+
+class _NotWantedError(Exception):
+    """The caller left before the request was queued."""
+
+
+class _Opening:
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.is_wanted = True
+
+    async def run(self) -> "Generation":
+        request = self.request
+        backend = get_admitting_backend()
+        prepared = await backend.prepare(request)
+        self._check_wanted()
+        reservation = await in_db_thread(
+            quota_reserve,
+            request.caller.user_id,
+            prompt_tokens=prepared.prompt_tokens,
+            completion_tokens=prepared.max_completion_tokens,
+            least_completion_tokens=max(LEAST_ANSWER_TOKENS, request.options.min_tokens or 0),
+        )
+        try:
+            self._check_wanted()
+            if reservation.completion_tokens < prepared.max_completion_tokens:
+                prepared = await _prepare_cut(backend, request, reservation.completion_tokens)
+            # Asked again: the server may have begun to stop meanwhile.
+            stream = await get_admitting_backend().generate(prepared)
+        except BaseException:
+            book(quota_release, reservation)
+            raise
+        return Generation(request, prepared, stream, reservation, _model_name(backend))
+
+    def _check_wanted(self) -> None:
+        if not self.is_wanted:
+            raise _NotWantedError
+
+
+async def _prepare_cut(backend: Backend, request: GenerationRequest, max_tokens: int) -> Prepared:
+    options = replace(request.options, max_tokens=max_tokens)
+    return await backend.prepare(replace(request, options=options))
+
+
+def _model_name(backend: Backend) -> str:
+    model = backend.model
+    return model.name if model is not None else ""
+
+
+def _close_unwanted(task: "asyncio.Future[Generation]") -> None:
+    if task.cancelled():
+        return
+    exc = task.exception()
+    if exc is None:
+        task.result().close_soon()
+    elif not isinstance(exc, _NotWantedError):
+        logger.info("a request whose caller left was refused: %s", exc)
+
+
+class Generation:
+    """One running generation. Iterate it once; close it always."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prepared: Prepared,
+        stream: TokenStream,
+        reservation: Reservation,
+        model: str,
+    ) -> None:
+        self.request_id = stream.request_id
+        self.prompt_tokens = prepared.prompt_tokens
+        self.max_completion_tokens = prepared.max_completion_tokens
+        self._meter = _Meter(request, stream, reservation, model)
+        # Also for one that nobody iterates or closes. It runs in whatever thread collects it.
+        loop = asyncio.get_running_loop()
+        self._finalizer = weakref.finalize(self, _end_from_any_thread, loop, self._meter)
+        self._finalizer.atexit = False
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._meter.stream.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far; the truth also after an early end."""
+        return self._meter.stream.completion_tokens
+
+    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+        try:
+            async for event in self._meter.stream:
+                self._meter.note(event)
+                yield event
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it if it still runs, and book it. Safe at any time, twice, and when cancelled."""
+        ending = self._meter.end_soon()
+        # The booking does not belong to the caller: it goes on when the caller is cancelled.
+        await asyncio.wait([ending], timeout=_BOOKING_WAIT_S)
+
+    def close_soon(self) -> None:
+        """`aclose()` for places that cannot wait."""
+        self._meter.end_soon()
+
+
+def _end_from_any_thread(loop: asyncio.AbstractEventLoop, meter: "_Meter") -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the server
+        loop.call_soon_threadsafe(meter.end_soon)
+
+
+class _Meter:
+    """Counts one generation and books it once. Knows no `Generation`, so that one can be freed."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        stream: TokenStream,
+        reservation: Reservation,
+        model: str,
+    ) -> None:
+        self.stream = stream
+        self._request = request
+        self._reservation = reservation
+        self._model = model
+        self._opened_s = time.monotonic()
+        self._began_s: float | None = None
+        self._first_delta_s: float | None = None
+        self._finished: Finished | None = None
+        self._ending: asyncio.Future[None] | None = None
+
+    def note(self, event: GenerationEvent) -> None:
+        now = time.monotonic()
+        if isinstance(event, Reading | Delta) and self._began_s is None:
+            self._began_s = now
+        if isinstance(event, Delta) and self._first_delta_s is None:
+            self._first_delta_s = now
+        if isinstance(event, Finished):
+            self._finished = event
+            self.end_soon()
+
+    def end_soon(self) -> "asyncio.Future[None]":
+        """Start to close and book, once; the same future every time."""
+        if self._ending is None:
+            self._ending = keep(asyncio.ensure_future(self._end()))
+        return self._ending
+
+    async def _end(self) -> None:
+        try:
+            await self.stream.aclose()
+        finally:
+            await asyncio.shield(book(quota_settle, self._reservation, self._usage()))
+
+    def _usage(self) -> Usage:
+        caller = self._request.caller
+        finished = self._finished or self._cut_off()
+        return Usage(
+            request_id=self.stream.request_id,
+            username=caller.username,
+            source=caller.source,
+            model=self._model,
+            key_id=caller.key_id,
+            key_prefix=caller.key_prefix or "",
+            prompt_tokens=finished.prompt_tokens,
+            cached_tokens=finished.cached_tokens,
+            completion_tokens=finished.completion_tokens,
+            queue_s=finished.queue_s,
+            ttft_s=finished.ttft_s,
+            duration_s=finished.duration_s,
+            end=finished.finish_reason,
+        )
+
+    def _cut_off(self) -> Finished:
+        """What a generation took whose end nobody saw; nothing if it never left the queue."""
+        stream, opened, now = self.stream, self._opened_s, time.monotonic()
+        began = self._began_s is not None or stream.completion_tokens > 0
+        return Finished(
+            finish_reason="abort",
+            prompt_tokens=stream.prompt_tokens if began else 0,
+            cached_tokens=stream.cached_tokens if began else 0,
+            completion_tokens=stream.completion_tokens,
+            queue_s=(self._began_s or now) - opened,
+            ttft_s=None if self._first_delta_s is None else self._first_delta_s - opened,
+            duration_s=now - opened,
+        )

@@ -1,0 +1,33 @@
+import pytest
+
+from appliance.accounts.services import user_create
+from appliance.serving.gateway import gateway_install, gateway_remove
+from appliance.serving.types import Caller, GenerationRequest, SamplingOptions
+from tests.appliance.fake_backend import FakeBackend
+
+
+@pytest.fixture
+def backend():
+    backend = FakeBackend()
+    gateway_install(backend)
+    yield backend
+    gateway_remove()
+
+
+@pytest.fixture
+def bob(transactional_db):
+    """Committed, so that the threads of the database work see him."""
+    return user_create("bob")
+
+
+@pytest.fixture
+def ask(bob):
+    def make(text="What is the capital of France?", **options):
+        return GenerationRequest(
+            caller=Caller(user_id=bob.pk, username="bob", source="chat", key_prefix=None),
+            messages=[{"role": "user", "content": text}],
+            options=SamplingOptions(**options),
+            generation_class="interactive",
+        )
+
+    return make
