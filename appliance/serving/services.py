@@ -25,6 +25,7 @@ from appliance.quotas.services import (
 from appliance.serving.backend import Backend, Prepared, TokenStream
 from appliance.serving.booking import book, in_db_thread, keep
 from appliance.serving.gateway import get_admitting_backend
+from appliance.serving.live_settings import engine_tune as engine_tune
 from appliance.serving.types import (
     Delta,
     Finished,
