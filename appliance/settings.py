@@ -180,7 +180,6 @@ CSRF_COOKIE_SAMESITE = "Lax"
 # ---- static files and headers
 
 STATIC_URL = "/static/"
-STATIC_ROOT = DATA_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

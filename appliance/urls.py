@@ -5,8 +5,9 @@ from django.urls import include, path
 urlpatterns = [
     path("", include("appliance.serving.urls")),
     path("", include("appliance.accounts.urls")),
-    path("", include("appliance.api_keys.urls")),
+    path("", include("appliance.account_page.urls")),
     path("", include("appliance.api.urls")),
+    path("", include("appliance.console.api_urls")),
     path("console/", include("appliance.console.urls")),
     path("", include("appliance.chat.urls")),
 ]

@@ -89,6 +89,13 @@ def _keep_an_admin(user: User) -> None:
         )
 
 
+def user_set_password(user: User, password: str) -> None:
+    """Set it; every session made with the old one ends with its next request."""
+    validate_password(password, user)
+    user.set_password(password)
+    user.save(update_fields=["password"])
+
+
 def user_seen(user: User) -> None:
     """Note that the user is here; a write at most once a minute."""
     now = timezone.now()
@@ -173,11 +180,9 @@ def invite_link_use(link: OneTimeLink, *, password: str) -> User:
     user = link.user
     if user is None:
         raise BadRequest("This link belongs to nobody.")
-    validate_password(password, user)
     with transaction.atomic():
+        user_set_password(user, password)
         _link_take(link)
-        user.set_password(password)
-        user.save(update_fields=["password"])
     return user
 
 
