@@ -61,6 +61,9 @@ class Request:
     arrival_s: float = 0.0
     # Still waiting at this time: ends with an error. None waits for ever.
     queue_deadline_s: float | None = None
+    # Another request with the same prompt, as for n > 1: this one waits until that prompt is
+    # computed and then shares its blocks. Ignored if that request is gone.
+    fork_of: str | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

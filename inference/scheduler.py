@@ -1,0 +1,390 @@
+"""Plans each step: who runs, how many tokens of each, who makes room. No torch.
+
+There is no prefill phase, only a token budget: requests that lack one token get it first, what is
+left goes to prompts in chunks (iteration-level scheduling: Orca, OSDI 2022; chunked prefill:
+Sarathi-Serve, arXiv:2403.02310). Requests join and leave between any two steps.
+
+Owner: the engine thread. Invariants: scheduled tokens never exceed the budget; a request that waits
+holds no block; every request that was added ends exactly once and is then in `SchedulerNews.ended`.
+"""
+
+from collections.abc import Collection
+
+from inference.kv_cache.manager import KVCacheManager
+from inference.outputs import ScheduledRequest, SchedulerOutput, Setting, StepOutput, TokenOutput
+from inference.request import FinishReason, Request, RequestClass, RequestStatus
+from inference.scheduling.admission import blocks_kept_free, is_capped
+from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from inference.scheduling.finish import FinishRules
+from inference.scheduling.forks import HeldForks, may_share
+from inference.scheduling.running import (
+    Preemption,
+    RunningRequest,
+    RunningRequests,
+    SchedulerNews,
+)
+from inference.scheduling.settings import (
+    RecentLengths,
+    SchedulerSettings,
+    effective_reserved,
+    effective_slots,
+)
+from inference.scheduling.waiting import CLASS_ORDER, WaitingRequests
+
+_INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
+# The oldest prompt gets at least one part in this many of what is left for prompts.
+_OLDEST_PROMPT_SHARE = 4
+
+
+class Scheduler:
+    """`add`, `finish` and `apply` between steps; `schedule`, then `update_from_output`, a step."""
+
+    slots: Setting
+    reserved: Setting
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        kv: KVCacheManager,
+        *,
+        max_len: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        """`max_len` bounds prompt plus output of one request; the pool may bound it further."""
+        self.settings = settings
+        self.kv = kv
+        self.max_len = min(max_len, kv.pool.num_blocks * kv.block_size)
+        self.waiting = WaitingRequests()
+        self.running = RunningRequests()
+        self.lengths = RecentLengths()
+        # Id of the newest step that was planned; 0 before the first.
+        self.step_id = 0
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._held = HeldForks()
+        # Admission numbers of live requests that started at least once.
+        self._admissions: dict[str, int] = {}
+        self._num_admissions = 0
+        self._rotation = 0
+        self._finished_ids: list[str] = []
+        self._news = SchedulerNews()
+        # The request that last found too little memory, and how much there was.
+        self._short: tuple[Request, int] | None = None
+        self.apply(settings, 0.0)
+
+    # ---- between steps
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._held)
+
+    def has_unfinished(self) -> bool:
+        return bool(len(self.running) or self.num_waiting)
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Queue a request whose prompt leaves room for at least one token within `max_len`."""
+        assert request.num_prompt_tokens < self.max_len, f"{request.request_id} can never fit"
+        parent = None if request.fork_of is None else self.get(request.fork_of)
+        if parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens:
+            self._held.hold(request)
+        else:
+            self.waiting.add(request, now_s)
+
+    def get(self, request_id: str) -> Request | None:
+        run = self.running.get(request_id)
+        if run is not None:
+            return run.request
+        return self.waiting.get(request_id) or self._held.get(request_id)
+
+    def unfinished(self) -> list[Request]:
+        running = [run.request for run in self.running]
+        return running + self.waiting.all() + self._held.all()
+
+    def finish(
+        self, request_id: str, reason: FinishReason, detail: str | None, now_s: float
+    ) -> Request | None:
+        """End a request in whatever state it is; None if it is not here (any more)."""
+        run = self.running.get(request_id)
+        if run is not None:
+            request: Request | None = run.request
+            self._stop_running(run, now_s)
+        else:
+            request = self.waiting.discard(request_id) or self._held.discard(request_id)
+        if request is None:
+            return None
+        request.set_status(RequestStatus.FINISHED)
+        request.finish_reason = reason
+        request.finish_detail = detail
+        request.finished_s = now_s
+        self.kv.forget(request_id)
+        if self._admissions.pop(request_id, None) is not None:
+            self._finished_ids.append(request_id)
+            self.lengths.add(request.num_tokens - request.num_cached_tokens)
+            self.refresh_slots()
+        self._release_held(request_id, now_s)
+        self._news.ended.append(request)
+        return request
+
+    def apply(self, settings: SchedulerSettings, now_s: float) -> None:
+        """Take new settings over. Nothing that runs is touched."""
+        self.settings = settings
+        self.kv.set_prefix_cache(settings.enable_prefix_cache)
+        self.kv.reserve_tokens = min(settings.reserve_tokens, self.max_len)
+        self._short = None
+        for fair in self.waiting.fair.values():
+            fair.set_weights(dict(settings.owner_weights))
+        self.waiting.unpark_all(now_s)
+        self.refresh_slots()
+
+    def refresh_slots(self) -> None:
+        """Work the effective slots out again from the lengths seen."""
+        self.slots = effective_slots(
+            self.settings.slots,
+            pool_tokens=self.kv.pool.num_blocks * self.kv.block_size,
+            max_len=self.max_len,
+            budget=self.settings.max_num_batched_tokens,
+            p95=self.lengths.p95(),
+        )
+        self._max_running = int(self.slots.effective)
+        self.reserved = effective_reserved(
+            self.settings.reserved_interactive_slots, self._max_running
+        )
+        self._max_not_interactive = self._max_running - int(self.reserved.effective)
+
+    def take_news(self) -> SchedulerNews:
+        news, self._news = self._news, SchedulerNews()
+        return news
+
+    # ---- a step
+
+    def schedule(self, now_s: float) -> SchedulerOutput | None:
+        """Plan the next step; None when nothing can run."""
+        for late in self.waiting.expired(now_s):
+            detail = "The server was too busy: the request waited past its time limit."
+            self.finish(late.request_id, FinishReason.ERROR, detail, now_s)
+        may_admit = self.settings.policy != "static" or not len(self.running)
+        num_preempted = len(self._news.preempted)
+        parts: dict[str, ScheduledRequest] = {}
+        copies: list[tuple[int, int]] = []
+
+        budget = self.settings.max_num_batched_tokens
+        budget -= self._place([(run, 1) for run in self._decodes(budget)], parts, now_s)
+        first_new = self._num_admissions
+        if may_admit and len(self._news.preempted) == num_preempted:
+            copies = self._admit(now_s)
+        self._place(self._prompts(budget, parts, first_new), parts, now_s)
+
+        if not parts:
+            return None
+        self.step_id += 1
+        finished_ids, self._finished_ids = self._finished_ids, []
+        scheduled = list(parts.values())
+        return SchedulerOutput(
+            step_id=self.step_id,
+            scheduled=scheduled,
+            num_tokens=sum([part.num_new_tokens for part in scheduled]),
+            block_copies=copies,
+            finished_request_ids=finished_ids,
+        )
+
+    def update_from_output(
+        self, output: SchedulerOutput, step_output: StepOutput, now_s: float
+    ) -> list[tuple[Request, TokenOutput | None]]:
+        """Take the sampled tokens in and end what is done.
+
+        Returns:
+            Each scheduled request and its new token, None for one whose prompt goes on. Those
+            that failed are not among them.
+        """
+        progress: list[tuple[Request, TokenOutput | None]] = []
+        for part in output.scheduled:
+            request = part.request
+            run = self.running.get(request.request_id)
+            if run is None:
+                continue
+            request.num_computed_tokens += part.num_new_tokens
+            self.kv.commit(request)
+            if len(self._held) and request.num_computed_tokens >= request.num_prompt_tokens:
+                self._release_held(request.request_id, now_s)
+            if not part.samples:
+                progress.append((request, None))
+                continue
+            token = step_output.tokens.get(request.request_id)
+            if token is None or token.error is not None:
+                error = "The model gave no token." if token is None else token.error
+                self.finish(request.request_id, FinishReason.ERROR, error, now_s)
+                continue
+            run.account.charge(OUTPUT_TOKEN_COST)
+            request.output_token_ids.append(token.token_id)
+            if request.first_token_s is None:
+                request.first_token_s = now_s
+            progress.append((request, token))
+            end = run.rules.check(len(request.output_token_ids), token.token_id)
+            if end is not None:
+                self.finish(request.request_id, *end, now_s)
+        return progress
+
+    def check_integrity(self) -> None:
+        """Assert every invariant. O(everything); for tests and debugging."""
+        self.kv.check_integrity(run.request for run in self.running)
+        self.running.check_integrity(self.max_len)
+        for request in self.waiting.all():
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            assert request.num_computed_tokens == 0, f"{request.request_id} waits with blocks"
+            assert request.request_id not in self.running, f"{request.request_id} is twice here"
+
+    # ---- planning
+
+    def _decodes(self, budget: int) -> list[RunningRequest]:
+        """Those that lack one token. Where even they exceed the budget, they take turns."""
+        decodes = [run for run in self.running if run.num_pending == 1]
+        # Prompts move on too, when the budget was lowered below what runs.
+        room = budget - 1 if budget > 1 and len(decodes) < len(self.running) else budget
+        if len(decodes) <= room:
+            return decodes
+        first = self._rotation % len(decodes)
+        self._rotation = first + room
+        return (decodes[first:] + decodes[:first])[:room]
+
+    def _prompts(
+        self, budget: int, parts: dict[str, ScheduledRequest], first_new: int
+    ) -> list[tuple[RunningRequest, int]]:
+        """Who gets how much of what decodes left, shortest first so that they start soonest.
+
+        The oldest keeps a share, so that short ones cannot hold up a long one for ever.
+        """
+        prompts = [
+            run
+            for run in self.running
+            if (run.num_pending > 1 or run.admission >= first_new)
+            and run.request.request_id not in parts
+        ]
+        if not prompts or budget < 1:
+            return []
+        oldest = min(prompts, key=lambda run: run.admission)
+        kept = min(oldest.num_pending, max(1, budget // _OLDEST_PROMPT_SHARE))
+        prompts.sort(key=lambda run: (run.num_pending, run.admission))
+        shares = []
+        left = budget - kept
+        for run in prompts:
+            already = kept if run is oldest else 0
+            more = min(run.num_pending - already, left)
+            left -= more
+            if already + more:
+                shares.append((run, already + more))
+        return shares
+
+    def _place(
+        self,
+        shares: list[tuple[RunningRequest, int]],
+        parts: dict[str, ScheduledRequest],
+        now_s: float,
+    ) -> int:
+        """Find blocks for these tokens, preempting where none are left; returns tokens placed."""
+        before = sum([part.num_new_tokens for part in parts.values()])
+        for run, num_new in shares:
+            request = run.request
+            start = request.num_computed_tokens
+            while request.status is RequestStatus.RUNNING:
+                # A part of a prompt chunk is better than a preemption.
+                room = self.kv.room_for(request.request_id) - start
+                if room > 0:
+                    num_new = min(num_new, room)
+                    self.kv.allocate_slots(request, start + num_new)
+                    parts[request.request_id] = ScheduledRequest(
+                        request=request,
+                        start=start,
+                        num_new_tokens=num_new,
+                        block_table=self.kv.table(request.request_id).copy(),
+                        samples=start + num_new == request.num_tokens,
+                    )
+                    break
+                victim = self.running.victim()
+                self._preempt(victim, now_s)
+                parts.pop(victim.request.request_id, None)
+        return sum([part.num_new_tokens for part in parts.values()]) - before
+
+    def _preempt(self, run: RunningRequest, now_s: float) -> None:
+        request = run.request
+        self._stop_running(run, now_s)
+        num_lost, request.num_computed_tokens = request.num_computed_tokens, 0
+        num_blocks = self.kv.release(request.request_id)
+        request.num_preemptions += 1
+        request.set_status(RequestStatus.PREEMPTED)
+        self.waiting.put_back(request, run.admission, now_s)
+        self._news.preempted.append(Preemption(request, num_lost, num_blocks, len(self.running)))
+
+    def _stop_running(self, run: RunningRequest, now_s: float) -> None:
+        self.running.remove(run)
+        self.waiting.unpark(run.request.owner, now_s)
+
+    # ---- admission
+
+    def _admit(self, now_s: float) -> list[tuple[int, int]]:
+        """Start waiting requests while slots and memory last; returns block copies to make."""
+        copies: list[tuple[int, int]] = []
+        while len(self.running) < self._max_running:
+            is_open = self.running.num_not_interactive < self._max_not_interactive
+            classes = CLASS_ORDER if is_open else _INTERACTIVE_ONLY
+            request = self.waiting.peek(now_s, self.settings.aging_s, classes)
+            if request is None:
+                break
+            if is_capped(request, self.running, self.kv, self.settings):
+                self.waiting.park(request.owner)
+                continue
+            if not self._start(request, copies, now_s):
+                # Smaller ones behind it must wait, or a large one would never find room.
+                break
+        return copies
+
+    def _start(self, request: Request, copies: list[tuple[int, int]], now_s: float) -> bool:
+        """Start one request if memory allows."""
+        available = self.kv.pool.num_available
+        if self._short is not None and len(self.running):
+            short, had = self._short
+            if short is request and available <= had:
+                return False
+        parent = self._fork_parent(request)
+        prefix = [] if parent is not None else self.kv.find_prefix(request)
+        num_shared = len(prefix)
+        if parent is not None:
+            num_shared = (request.num_prompt_tokens - 1) // self.kv.block_size
+        needed = self.kv.blocks_for(request.num_tokens) - num_shared
+        needed += self.kv.num_unreferenced(prefix)
+        kept_free = blocks_kept_free(request, self.running, self.kv, self.settings)
+        if len(self.running) and needed + kept_free > available:
+            self._short = (request, available)
+            return False
+        self._short = None
+        if parent is not None:
+            copies.append(self.kv.fork(parent, request))
+        else:
+            self.kv.start(request, prefix)
+        if self.kv.reserve_tokens:
+            self.kv.allocate_slots(request, request.num_tokens)
+        self._take_in(request, now_s)
+        return True
+
+    def _take_in(self, request: Request, now_s: float) -> None:
+        num_uncached = request.num_prompt_tokens - request.num_computed_tokens
+        account = self.waiting.start(request, PROMPT_TOKEN_COST * num_uncached, now_s)
+        request.set_status(RequestStatus.RUNNING)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+            request.num_cached_tokens = request.num_computed_tokens
+            self._admissions[request.request_id] = self._num_admissions
+            self._num_admissions += 1
+            self._news.started.append(request)
+        rules = FinishRules.of(request, self._eos_token_ids, self.max_len)
+        self.running.add(request, account, rules, self._admissions[request.request_id])
+
+    def _fork_parent(self, request: Request) -> Request | None:
+        """The running request whose prompt blocks this one can start on."""
+        if request.fork_of is None or request.status is RequestStatus.PREEMPTED:
+            return None
+        run = self.running.get(request.fork_of)
+        is_usable = run is not None and may_share(run.request, request)
+        return run.request if run is not None and is_usable else None
+
+    def _release_held(self, parent_id: str, now_s: float) -> None:
+        for request in self._held.release(parent_id):
+            self.waiting.add(request, now_s)

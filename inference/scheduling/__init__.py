@@ -1,0 +1,1 @@
+"""Parts of the scheduler: live settings, the fair waiting queue, finish rules. No torch."""

@@ -1,0 +1,45 @@
+"""Whether a waiting request may start now: memory to leave free, caps per owner. No torch."""
+
+from inference.kv_cache.manager import KVCacheManager
+from inference.request import Request
+from inference.scheduling.running import RunningRequests
+from inference.scheduling.settings import SchedulerSettings
+
+# Most blocks of growth that are kept free for each running request: two to this power.
+_MAX_GROWTH_DOUBLINGS = 6
+
+
+def blocks_kept_free(
+    request: Request, running: RunningRequests, kv: KVCacheManager, settings: SchedulerSettings
+) -> int:
+    """Blocks that a start must leave: for prompts under way, and for the growth of what runs.
+
+    A request that was preempted leaves twice as many each time, so that two growing ones do not
+    take turns in throwing each other out. O(running).
+    """
+    promised = 0
+    for run in running:
+        missing = kv.blocks_for(run.request.num_tokens) - kv.num_blocks_of(run.request.request_id)
+        promised += max(0, missing)
+    growth = len(running) << min(request.num_preemptions, _MAX_GROWTH_DOUBLINGS)
+    headroom = int(settings.admission_headroom * kv.pool.num_blocks)
+    return promised + max(growth, headroom)
+
+
+def is_capped(
+    request: Request, running: RunningRequests, kv: KVCacheManager, settings: SchedulerSettings
+) -> bool:
+    """Whether its owner has as much running as one owner may; never when it has nothing."""
+    num_running = running.num_of(request.owner)
+    if not num_running:
+        return False
+    if 0 < settings.max_running_per_owner <= num_running:
+        return True
+    if not settings.max_blocks_per_owner:
+        return False
+    held = sum(
+        kv.num_blocks_of(run.request.request_id)
+        for run in running
+        if run.request.owner == request.owner
+    )
+    return held + kv.blocks_for(request.num_tokens) > settings.max_blocks_per_owner
