@@ -212,7 +212,8 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 16 * 1024 * 1024
 APPLIANCE_HOST = env.env_str("APPLIANCE_HOST", "127.0.0.1")
 APPLIANCE_PORT = env.env_int("APPLIANCE_PORT", 8000, low=1, high=65535)
 # `serve` replaces this by the names that the exposure settings declare; never "*".
-ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env.env_list("APPLIANCE_ALLOWED_HOSTS")]
+APPLIANCE_ALLOWED_HOSTS = env.env_list("APPLIANCE_ALLOWED_HOSTS")
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *APPLIANCE_ALLOWED_HOSTS]
 
 # ---- engine
 
