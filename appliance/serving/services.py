@@ -26,6 +26,7 @@ from appliance.serving.backend import Backend, Prepared, TokenStream
 from appliance.serving.booking import book, in_db_thread, keep
 from appliance.serving.gateway import get_admitting_backend
 from appliance.serving.live_settings import engine_tune as engine_tune
+from appliance.serving.metrics import generation_observe
 from appliance.serving.types import (
     Delta,
     Finished,
@@ -172,6 +173,19 @@ def _end_from_any_thread(loop: asyncio.AbstractEventLoop, meter: "_Meter") -> No
         loop.call_soon_threadsafe(meter.end_soon)
 
 
+def _observe(usage: Usage) -> None:
+    generation_observe(
+        source=usage.source,
+        end=usage.end,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        queue_s=usage.queue_s,
+        ttft_s=usage.ttft_s,
+        duration_s=usage.duration_s,
+    )
+
+
 class _Meter:
     """Counts one generation and books it once. Knows no `Generation`, so that one can be freed."""
 
@@ -212,7 +226,9 @@ class _Meter:
         try:
             await self.stream.aclose()
         finally:
-            await asyncio.shield(book(quota_settle, self._reservation, self._usage()))
+            usage = self._usage()
+            _observe(usage)
+            await asyncio.shield(book(quota_settle, self._reservation, usage))
 
     def _usage(self) -> Usage:
         caller = self._request.caller

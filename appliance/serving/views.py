@@ -1,0 +1,61 @@
+"""`/healthz`, `/readyz` and `/metrics`: for machines, so without the log-in page."""
+
+import prometheus_client
+from asgiref.sync import sync_to_async
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from appliance.api_keys.services import api_key_authenticate
+from appliance.errors import ApplianceError, NotAllowed, NotAuthenticated
+from appliance.exposure.middleware import error_json
+from appliance.serving.health import can_act, readiness
+from appliance.serving.metrics import REGISTRY
+
+
+@login_not_required
+@never_cache
+@require_safe
+async def healthz(request: HttpRequest) -> HttpResponse:
+    alive = can_act()
+    return JsonResponse({"status": "ok" if alive else "dead"}, status=200 if alive else 503)
+
+
+@login_not_required
+@never_cache
+@require_safe
+async def readyz(request: HttpRequest) -> HttpResponse:
+    found = await readiness()
+    body = {"status": found.status}
+    if found.progress is not None:
+        body |= {"progress": round(found.progress, 3), "doing": found.doing}
+    return JsonResponse(body, status=200 if found.is_ready else 503)
+
+
+@login_not_required
+@never_cache
+@require_safe
+async def metrics(request: HttpRequest) -> HttpResponse:
+    """Not behind the log-in page, as a monitor reads it: `_check_admin` guards it, always."""
+    try:
+        await sync_to_async(_check_admin)(request)
+    except ApplianceError as exc:
+        response = HttpResponse(error_json(exc), "application/json", status=exc.status)
+        if isinstance(exc, NotAuthenticated):
+            response["WWW-Authenticate"] = "Bearer"
+        return response
+    return HttpResponse(
+        prometheus_client.generate_latest(REGISTRY), prometheus_client.CONTENT_TYPE_LATEST
+    )
+
+
+def _check_admin(request: HttpRequest) -> None:
+    """A key decides alone: a bad one never falls back to the session."""
+    header = request.META.get("HTTP_AUTHORIZATION")
+    if header is not None:
+        api_key_authenticate(header, scope="admin", address=request.META.get("REMOTE_ADDR"))
+    elif not request.user.is_authenticated:
+        raise NotAuthenticated("Metrics need an API key with scope admin, or an admin's session.")
+    elif not request.user.is_admin:
+        raise NotAllowed("Only admins may read metrics.")

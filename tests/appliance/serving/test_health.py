@@ -1,0 +1,194 @@
+"""Probes say whether the process can act and whether it is ready; busy is still ready (D09)."""
+
+import httpx
+import pytest
+from channels.db import database_sync_to_async
+from django.core.checks import run_checks
+from django.db import OperationalError
+from django.test import AsyncClient
+
+from appliance.accounts.services import user_create
+from appliance.api_keys.services import api_key_issue
+from appliance.asgi import application
+from appliance.serving import checks, health
+from appliance.serving.gateway import gateway_close, gateway_remove
+from appliance.serving.health import STALL_S, DatabaseProbe, StepWatch
+from appliance.serving.services import generation_open
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_probes(monkeypatch):
+    monkeypatch.setattr(health, "_watch", StepWatch())
+    monkeypatch.setattr(health, "_database", DatabaseProbe())
+
+
+@pytest.fixture
+async def visitor():
+    """Somebody who asks by IP address and has no account."""
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://10.1.2.3:8000") as client:
+        yield client
+
+
+def with_state(backend, monkeypatch, **changes):
+    state = {**backend.state(), **changes}
+    monkeypatch.setattr(backend, "state", lambda: state)
+
+
+async def test_a_ready_server_answers_probes_by_ip_without_a_name_or_key_d09(backend, visitor):
+    for path in ("/healthz", "/readyz"):
+        answer = await visitor.get(path)
+        assert (answer.status_code, answer.headers["cache-control"][:9]) == (200, "max-age=0")
+        head = await visitor.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert (await visitor.post(path)).status_code in (403, 405)
+
+
+async def test_a_busy_server_is_ready_d09(backend, visitor, ask):
+    backend.hold(after=0)
+    generations = [await generation_open(ask()) for _ in range(10)]
+    assert (await visitor.get("/readyz")).status_code == 200
+    for generation in generations:
+        await generation.aclose()
+
+
+async def test_while_loading_it_lives_and_says_how_far_it_is_d09(backend, visitor, monkeypatch):
+    with_state(backend, monkeypatch, state="loading", progress=(0.25, "reading weights"))
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "loading", "progress": 0.25, "doing": "reading weights"}
+
+
+async def test_a_dead_engine_is_neither_alive_nor_ready_d09(backend, visitor, monkeypatch):
+    with_state(backend, monkeypatch, state="dead", error="secret path /home/x")
+    for path in ("/healthz", "/readyz"):
+        answer = await visitor.get(path)
+        assert answer.status_code == 503
+        assert answer.json() == {"status": "dead"}
+
+
+async def test_a_stopping_server_lives_and_is_not_ready_d08(backend, visitor):
+    gateway_close()
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "stopping")
+
+
+async def test_without_a_back_end_it_is_not_ready(visitor):
+    gateway_remove()
+    assert (await visitor.get("/healthz")).status_code == 200
+    assert (await visitor.get("/readyz")).json() == {"status": "absent"}
+
+
+async def test_without_a_database_it_is_not_ready_d09(backend, visitor, monkeypatch):
+    def gone():
+        raise OperationalError("server closed the connection")
+
+    monkeypatch.setattr(health, "_query", gone)
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "database"})
+
+
+async def test_a_database_that_hangs_is_not_waited_for_long_d09(backend, visitor, monkeypatch):
+    import threading
+
+    leave = threading.Event()
+    monkeypatch.setattr(health, "_DATABASE_WAIT_S", 0.05)
+    monkeypatch.setattr(health, "_query", lambda: leave.wait(30))
+    asked = [(await visitor.get("/readyz")).status_code for _ in range(3)]
+    leave.set()
+    assert asked == [503, 503, 503]
+
+
+async def test_many_probes_share_one_look_at_the_database_d09(backend, visitor, monkeypatch):
+    looks = []
+    monkeypatch.setattr(health, "_query", lambda: looks.append(1))
+    monkeypatch.setattr(health, "_database", DatabaseProbe(clock=lambda: 1.0))
+    for _ in range(20):
+        assert (await visitor.get("/readyz")).status_code == 200
+    assert len(looks) == 1
+
+
+async def test_work_without_a_step_for_a_minute_is_a_stall_d09(backend, visitor, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(health, "_watch", StepWatch(clock=lambda: now[0]))
+    with_state(backend, monkeypatch, running=1, step=7)
+    assert (await visitor.get("/readyz")).status_code == 200
+    now[0] += STALL_S + 1
+    assert (await visitor.get("/readyz")).json() == {"status": "stalled"}
+    with_state(backend, monkeypatch, running=1, step=8)
+    assert (await visitor.get("/readyz")).status_code == 200
+
+
+def test_idle_hours_are_no_stall_d09():
+    now = [0.0]
+    watch = StepWatch(clock=lambda: now[0])
+    assert not watch.is_stalled(7, has_work=True)
+    for has_work in (False, True):
+        now[0] += 10_000
+        assert not watch.is_stalled(7, has_work=has_work)
+
+
+@database_sync_to_async
+def make_admin_and_keys():
+    alice = user_create("alice", is_admin=True)
+    bob = user_create("bob")
+    return (
+        alice,
+        bob,
+        api_key_issue(alice, "monitor", ["admin"])[1],
+        api_key_issue(alice, "script", ["chat"])[1],
+    )
+
+
+async def test_metrics_are_for_admins_only(backend):
+    alice, bob, admin_key, chat_key = await make_admin_and_keys()
+    client = AsyncClient()
+    assert (await client.get("/metrics")).status_code == 401
+    for key, status in ((admin_key, 200), (chat_key, 403), ("bh_wrong", 401)):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert (await client.get("/metrics", headers=headers)).status_code == status
+    await client.aforce_login(bob)
+    assert (await client.get("/metrics")).status_code == 403
+    await client.aforce_login(alice)
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    assert "blockhouse_slots 4.0" in answer.content.decode()
+    bad = {"Authorization": "Bearer bh_wrong"}
+    assert (await client.get("/metrics", headers=bad)).status_code == 401
+
+
+async def test_metrics_count_what_was_generated(backend, ask):
+    from prometheus_client import generate_latest
+
+    from appliance.serving.metrics import REGISTRY
+
+    def completion_tokens():
+        return REGISTRY.get_sample_value("blockhouse_tokens_total", {"kind": "completion"}) or 0
+
+    before = completion_tokens()
+    async for _ in await generation_open(ask()):
+        pass
+    assert completion_tokens() - before == 5
+    assert b"blockhouse_time_to_first_token_seconds_count" in generate_latest(REGISTRY)
+
+
+class Distribution:
+    def __init__(self, name):
+        self.metadata = {"Name": name}
+
+
+def test_distributions_with_our_names_stop_the_start(monkeypatch):
+    monkeypatch.setattr(checks, "distributions", lambda: map(Distribution, ["Kernels", "torch"]))
+    errors = run_checks(tags=["serving"])
+    assert [error.id for error in errors] == ["serving.E001"]
+    assert "pip uninstall kernels" in errors[0].hint
+
+
+def test_a_data_folder_that_cannot_be_written_stops_the_start(settings, tmp_path):
+    settings.DATA_DIR = tmp_path / "missing"
+    assert [error.id for error in run_checks(tags=["serving"])] == ["serving.E002"]
