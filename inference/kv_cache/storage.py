@@ -1,9 +1,25 @@
-"""The k and v tensors that block ids point into."""
+"""The k and v tensors that block ids point into, and how many blocks fit in memory."""
 
+import contextlib
+import math
+import mmap
+from pathlib import Path
+
+import psutil
 import torch
 from torch import Tensor
 
-from inference.config import ModelConfig
+from inference.config import EngineConfig, ModelConfig
+from inference.errors import NotEnoughMemory
+
+# Share of the memory left after the weights that the pool takes when nobody says otherwise.
+CPU_MEMORY_SHARE = 0.25
+CUDA_MEMORY_SHARE = 0.85
+# On the CPU the pool is not made larger than this many requests of the longest context.
+CPU_MAX_FULL_CONTEXTS = 64
+# Fewer tokens than this (or than the context, if that is shorter) are no useful pool.
+MIN_USEFUL_TOKENS = 256
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class KVCacheStorage:
@@ -29,9 +45,8 @@ class KVCacheStorage:
             model_config.num_kv_heads,
             model_config.head_dim,
         )
-        # Zeros, not empty: a masked score times a NaN left in memory would still be NaN.
-        self.key_cache: Tensor = torch.zeros(shape, dtype=dtype, device=device)
-        self.value_cache: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.key_cache: Tensor = _zeros(shape, dtype, device)
+        self.value_cache: Tensor = _zeros(shape, dtype, device)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -46,7 +61,89 @@ class KVCacheStorage:
         self.value_cache[:, destinations] = self.value_cache[:, sources]
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU a mapping of its own: a block takes real memory when it is first written, and
+    large pages where the system grants them. `torch.zeros` would touch all of it now."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
 def bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
     numbers = model_config.num_layers * model_config.num_kv_heads * model_config.head_dim
     return 2 * numbers * block_size * dtype.itemsize
+
+
+def choose_num_blocks(
+    config: EngineConfig,
+    *,
+    block_bytes: int,
+    free_bytes: int,
+    max_model_len: int,
+    device: torch.device,
+) -> int:
+    """Blocks of the pool: as configured, or from memory.
+
+    Args:
+        block_bytes: bytes of one block over all layers.
+        free_bytes: memory of the device that the weights leave.
+
+    Raises:
+        NotEnoughMemory: what is allowed or left holds no useful number of tokens.
+    """
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+        if num_blocks * block_bytes > free_bytes:
+            raise NotEnoughMemory(
+                f"{num_blocks:,} KV blocks need {num_blocks * block_bytes / 1e9:.1f} GB, but only "
+                f"{free_bytes / 1e9:.1f} GB are free. Set fewer blocks."
+            )
+        return num_blocks
+    on_cpu = device.type == "cpu"
+    share = CPU_MEMORY_SHARE if on_cpu else CUDA_MEMORY_SHARE
+    allowed = config.kv_memory_bytes or int(max(free_bytes, 0) * share)
+    num_blocks = min(allowed, free_bytes) // block_bytes
+    blocks_per_context = -(-max_model_len // config.block_size)
+    if on_cpu and config.kv_memory_bytes is None:
+        num_blocks = min(num_blocks, CPU_MAX_FULL_CONTEXTS * blocks_per_context)
+    needed = min(-(-MIN_USEFUL_TOKENS // config.block_size), blocks_per_context)
+    if num_blocks < needed:
+        raise NotEnoughMemory(
+            f"The KV pool may take {allowed / 1e6:,.0f} MB and {max(free_bytes, 0) / 1e6:,.0f} MB "
+            f"are free, but {needed * block_bytes / 1e6:,.0f} MB are the least that is useful. "
+            "Free memory, allow the pool more, or take a smaller model."
+        )
+    return num_blocks
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on `device`; on the CPU the container's limit counts too."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    free = int(psutil.virtual_memory().available)
+    limit = _control_group_number("memory.max")
+    used = _control_group_number("memory.current")
+    if limit is not None and used is not None:
+        # File cache counts as used there but is given back when needed.
+        free = min(free, max(limit - used, 0) + (_control_group_cache() or 0))
+    return free
+
+
+def _control_group_number(name: str) -> int | None:
+    try:
+        return int((_CONTROL_GROUP / name).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def _control_group_cache() -> int | None:
+    try:
+        lines = (_CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError, StopIteration, IndexError):
+        return None

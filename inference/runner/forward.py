@@ -13,6 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from inference.kv_cache.storage import KVCacheStorage
+from inference.models.decoder import Decoder
 from inference.runner.input_batch import InputBatch
 
 
@@ -36,3 +38,17 @@ class Forward(Protocol):
         The caller may change the returned tensor. Tokens of requests that do not sample are
         computed for their k and v only.
         """
+
+
+class TorchForward:
+    """A decoder of torch modules over its storage."""
+
+    name = "torch"
+
+    def __init__(self, decoder: Decoder, storage: KVCacheStorage) -> None:
+        self._decoder = decoder
+        self._storage = storage
+
+    def forward(self, batch: InputBatch) -> Tensor:
+        logits: Tensor = self._decoder(batch, self._storage)
+        return logits

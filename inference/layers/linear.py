@@ -1,0 +1,36 @@
+"""Matrix products with the checkpoint's weights."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """`inputs @ weight.T + bias`; several of a checkpoint's matrices may be stacked into one.
+
+    Args:
+        in_size: width of the input.
+        part_sizes: rows of each stacked matrix, in order; the output is as wide as their sum.
+        bias: whether every part has a bias.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        *part_sizes: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.part_sizes = part_sizes
+        self.weight = _empty(sum(part_sizes), in_size, dtype=dtype, device=device)
+        self.bias = _empty(sum(part_sizes), dtype=dtype, device=device) if bias else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[num_tokens, sum(part_sizes)] from [num_tokens, in_size]."""
+        return F.linear(inputs, self.weight, self.bias)
+
+
+def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,0 +1,303 @@
+"""Loads a model and computes steps. Everything here runs on the engine thread, loading too: the
+thread that first runs parallel torch work owns the worker threads, and a second owner slows both.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from inference.config import EngineConfig, ModelConfig
+from inference.errors import ModelLoadError, NotEnoughMemory
+from inference.kv_cache.storage import (
+    KVCacheStorage,
+    bytes_per_block,
+    choose_num_blocks,
+    free_memory,
+)
+from inference.models.decoder import Decoder
+from inference.models.registry import decoder_spec
+from inference.models.spec import DecoderSpec
+from inference.outputs import RunnerInfo, SchedulerOutput, StepOutput
+from inference.runner.forward import Forward, ForwardUnavailable, TorchForward
+from inference.runner.input_batch import build_input_batch
+from inference.sampler import Sampler
+from inference.weights.loader import Checkpoint, check_model_dir, load_weights
+from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[float, str], None]
+
+# A step of this many tokens takes about a tenth of a second on two cores.
+_CPU_BATCHED_TOKENS = 256
+_CUDA_BATCHED_TOKENS = 2048
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(slots=True)
+class _Loaded:
+    forward: Forward
+    storage: KVCacheStorage
+    sampler: Sampler
+
+
+class ModelRunner:
+    """Implements the `Runner` protocol. See `inference.outputs.Runner`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._loaded: _Loaded | None = None
+
+    @torch.inference_mode()
+    def load(self, on_progress: Progress) -> RunnerInfo:
+        """See `Runner.load`.
+
+        Raises:
+            ModelLoadError: nothing half-loaded is left behind.
+            InvalidConfig: a setting is out of its range.
+        """
+        config = self._config
+        config.validate()
+        on_progress(0.0, "reading the model's configuration")
+        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+        check_model_dir(config.model_dir)
+        model_config = ModelConfig.from_dir(config.model_dir)
+        spec = decoder_spec(model_config)
+        refuse_quantised(model_config)
+        device = choose_device(config.device)
+        max_model_len = choose_max_model_len(config, model_config)
+        try:
+            forward, storage, notice = self._make_forward(
+                model_config, spec, max_model_len, device, on_progress
+            )
+        except torch.OutOfMemoryError as exc:
+            raise NotEnoughMemory(f"The model does not fit the memory of {device}: {exc}") from exc
+        vocab_size = min(num_token_ids(config.model_dir) or spec.vocab_size, spec.vocab_size)
+        eos_token_ids = self._eos_token_ids(model_config)
+        self._loaded = _Loaded(forward, storage, Sampler(vocab_size, eos_token_ids))
+        on_progress(1.0, "ready")
+        return RunnerInfo(
+            model_name=config.model_dir.name,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=eos_token_ids,
+            num_blocks=storage.num_blocks,
+            block_size=storage.block_size,
+            bytes_per_block=bytes_per_block(model_config, storage.block_size, storage.dtype),
+            default_max_num_batched_tokens=(
+                _CPU_BATCHED_TOKENS if device.type == "cpu" else _CUDA_BATCHED_TOKENS
+            ),
+            device=_device_name(device),
+            dtype=str(storage.dtype).removeprefix("torch."),
+            backend=forward.name,
+            notice=notice,
+        )
+
+    @torch.inference_mode()
+    def execute(self, scheduler_output: SchedulerOutput) -> StepOutput:
+        """See `Runner.execute`."""
+        loaded = self._loaded
+        assert loaded is not None, "execute() before load()"
+        started = time.monotonic()
+        loaded.sampler.forget(scheduler_output.finished_request_ids)
+        loaded.storage.copy_blocks(scheduler_output.block_copies)
+        scheduled = scheduler_output.scheduled
+        if not scheduled:
+            return StepOutput(tokens={}, host_s=time.monotonic() - started)
+        storage = loaded.storage
+        batch = build_input_batch(scheduler_output, storage.block_size, storage.device)
+        prepared = time.monotonic()
+        logits = loaded.forward.forward(batch)
+        sampling = [part.request for part in scheduled if part.samples]
+        outputs = loaded.sampler.sample(logits, sampling) if sampling else []
+        tokens = {
+            request.request_id: output for request, output in zip(sampling, outputs, strict=True)
+        }
+        return StepOutput(
+            tokens=tokens,
+            forward_s=time.monotonic() - prepared,
+            host_s=prepared - started,
+        )
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        if self._loaded is None:
+            return
+        on_cuda = self._loaded.storage.device.type == "cuda"
+        self._loaded = None
+        if on_cuda:
+            torch.cuda.empty_cache()
+
+    def _make_forward(
+        self,
+        model_config: ModelConfig,
+        spec: DecoderSpec,
+        max_model_len: int,
+        device: torch.device,
+        on_progress: Progress,
+    ) -> tuple[Forward, KVCacheStorage, str]:
+        """The forward pass, its storage, and a notice when a faster one was wanted."""
+        config = self._config
+        checkpoint = Checkpoint(config.model_dir)
+        wants_native = config.cpu_backend == "native" and config.dtype in ("auto", "bfloat16")
+        notice = ""
+        if device.type == "cpu" and wants_native:
+            weight_bytes = checkpoint.num_elements * torch.bfloat16.itemsize
+            storage = self._make_storage(
+                model_config, max_model_len, torch.bfloat16, device, weight_bytes
+            )
+            try:
+                forward = _native_maker()(
+                    config, model_config, config.model_dir, storage, on_progress
+                )
+                return forward, storage, notice
+            except ForwardUnavailable as exc:
+                notice = f"The compiled CPU step is not in use: {exc}"
+                logger.warning("%s", notice)
+                del storage
+        dtype = choose_dtype(config.dtype, device)
+        decoder = load_decoder(
+            spec,
+            checkpoint,
+            max_positions=max_model_len,
+            dtype=dtype,
+            device=device,
+            on_progress=on_progress,
+        )
+        storage = self._make_storage(model_config, max_model_len, dtype, device, 0)
+        return TorchForward(decoder, storage), storage, notice
+
+    def _make_storage(
+        self,
+        model_config: ModelConfig,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reserved_bytes: int,
+    ) -> KVCacheStorage:
+        """Blocks in what is free; `reserved_bytes` are still to be taken by weights."""
+        block_size = self._config.block_size
+        num_blocks = choose_num_blocks(
+            self._config,
+            block_bytes=bytes_per_block(model_config, block_size, dtype),
+            free_bytes=free_memory(device) - reserved_bytes,
+            max_model_len=max_model_len,
+            device=device,
+        )
+        return KVCacheStorage(
+            model_config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+        )
+
+    def _eos_token_ids(self, model_config: ModelConfig) -> tuple[int, ...]:
+        """The model's ids and the tokenizer's own; any of them ends a generation."""
+        of_tokenizer = tokenizer_eos_id(self._config.model_dir)
+        ids = model_config.eos_token_ids
+        return ids if of_tokenizer is None or of_tokenizer in ids else (*ids, of_tokenizer)
+
+
+def _native_maker() -> Callable[..., Forward]:
+    name = "inference.runner.native_forward"
+    if importlib.util.find_spec(name) is None:
+        raise ForwardUnavailable("it is not part of this installation.")
+    maker: Callable[..., Forward] = importlib.import_module(name).make_native_forward
+    return maker
+
+
+def load_decoder(
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    *,
+    max_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress,
+) -> Decoder:
+    """A decoder with the checkpoint's weights.
+
+    Raises:
+        NotEnoughMemory: told from the headers, before anything is read.
+        ModelLoadError: see `load_weights`.
+    """
+    needed, free = checkpoint.num_elements * dtype.itemsize, free_memory(device)
+    if needed > free:
+        raise NotEnoughMemory(
+            f"The model's weights need {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}"
+            f", but only {free / 1e9:.1f} GB are free on {device}. Free memory or take a smaller "
+            "model."
+        )
+    decoder = Decoder(spec, max_positions=max_positions, dtype=dtype, device=device)
+    load_weights(decoder, checkpoint, on_progress)
+    return decoder
+
+
+def choose_device(asked: str) -> torch.device:
+    """`auto` takes a CUDA device where there is one.
+
+    Raises:
+        ModelLoadError: cuda was asked for and there is none.
+    """
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelLoadError(
+            "The device is set to cuda, but PyTorch finds no CUDA device. Set it to auto or cpu, "
+            "or check the driver."
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
+    """`auto` of the torch forward pass: fp32 on the CPU, where 16 bit is slower, else bf16."""
+    if asked == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _DTYPES[asked]
+
+
+def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    """
+    Raises:
+        ModelLoadError: more was asked than the model was made for.
+    """
+    limit = model_config.max_position
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ModelLoadError(
+            f"max_model_len is {config.max_model_len:,}, but the model was made for "
+            f"{limit:,} tokens. Set it to that or less."
+        )
+    return config.max_model_len
+
+
+def refuse_quantised(model_config: ModelConfig) -> None:
+    """
+    Raises:
+        ModelLoadError: the checkpoint is stored in a quantised form.
+    """
+    stored = model_config.raw.get("quantization_config")
+    if stored:
+        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
+        raise ModelLoadError(
+            f"The model's weights are quantised ({method}), which cannot be read. Take the "
+            "original weights, or a GGUF file of the model."
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device} {torch.cuda.get_device_name(device)}"

@@ -1,0 +1,336 @@
+"""Logits to token ids, for all requests of a step at once.
+
+Drawing keeps no state. A token is the inverse of the cumulative distribution at one number in
+[0, 1), and that number is a hash of the request's seed and of the position. So a seeded request has
+the same text alone, in any batch and after a preemption, and so has an unseeded one within itself.
+
+A row is changed only by its own request's parameters. Temperature comes first, then top_k, then
+top_p over what top_k left, then min_p (nucleus: arXiv:1904.09751).
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inference.outputs import TokenLogprobs, TokenOutput
+from inference.request import Request
+from inference.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int64]
+
+_UNUSABLE = "The model gave no usable scores for the next token (not a number, or none allowed)."
+# Most likely tokens looked at before a nucleus is searched in the whole vocabulary (CPU only,
+# where a full sort costs more than the rest of the step).
+_NUCLEUS_WIDTH = 512
+_NONE: IntArray = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one request asks of the sampler; made once, dropped when the request ends."""
+
+    greedy: bool
+    edits: bool
+    logprobs: int | None
+    seed: int
+    params: SamplingParams
+    bias_ids: IntArray = field(default_factory=lambda: _NONE)
+    biases: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    # End-of-sequence and stop ids, barred until min_tokens are there.
+    barred_ids: IntArray = field(default_factory=lambda: _NONE)
+    # Distinct prompt ids, when a penalty needs them.
+    prompt_ids: IntArray = field(default_factory=lambda: _NONE)
+
+
+class Sampler:
+    """Owned by the engine thread.
+
+    Args:
+        vocab_size: ids at or past this are never chosen, however wide the logits.
+        eos_token_ids: barred while a request has fewer than `min_tokens`.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._plans: dict[str, _Plan] = {}
+        # Unseeded requests differ between runs of the server and cannot be guessed.
+        self._secret = secrets.token_bytes(16)
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[TokenOutput]:
+        """The next token of each request.
+
+        Args:
+            logits: [num_requests, at least vocab_size] fp32; may be changed.
+            requests: one a row, in order.
+        """
+        logits = logits[:, : self._vocab_size]
+        plans = [self._plan(request) for request in requests]
+        wanting = [row for row, plan in enumerate(plans) if plan.logprobs is not None]
+        scores = logits[wanting] if wanting else None  # a copy, before edits
+        edited = [row for row, plan in enumerate(plans) if plan.edits]
+        if edited:
+            self._edit(logits, edited, requests, plans)
+        best, token_ids = logits.max(dim=-1)
+        drawing = [row for row, plan in enumerate(plans) if not plan.greedy]
+        if drawing:
+            token_ids[drawing] = _draw_rows(logits, drawing, requests, plans)
+        token_ids.masked_fill_(~best.isfinite(), -1)
+        if scores is None:
+            return [_output(token_id) for token_id in token_ids.tolist()]
+        return _with_logprobs(token_ids, scores, wanting, plans)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These requests ended."""
+        for request_id in request_ids:
+            self._plans.pop(request_id, None)
+
+    def _plan(self, request: Request) -> _Plan:
+        plan = self._plans.get(request.request_id)
+        if plan is None:
+            plan = self._make_plan(request)
+            self._plans[request.request_id] = plan
+        return plan
+
+    def _make_plan(self, request: Request) -> _Plan:
+        params = request.params
+        barred = (*self._eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
+        bias = {i: b for i, b in params.logit_bias.items() if 0 <= i < self._vocab_size}
+        plan = _Plan(
+            greedy=params.is_greedy or params.top_k == 1,
+            edits=params.needs_penalties or bool(bias) or bool(barred),
+            logprobs=params.logprobs,
+            seed=self._seed(request),
+            params=params,
+            bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
+            biases=np.fromiter(bias.values(), np.float32, len(bias)),
+            barred_ids=self._known(barred),
+        )
+        if params.needs_penalties:
+            plan.prompt_ids = self._known(request.prompt_token_ids)
+        return plan
+
+    def _seed(self, request: Request) -> int:
+        seed = request.params.seed
+        if seed is not None:
+            return seed % 2**64
+        digest = hashlib.blake2b(request.request_id.encode(), key=self._secret, digest_size=8)
+        return int.from_bytes(digest.digest())
+
+    def _known(self, token_ids: Iterable[int]) -> IntArray:
+        """Distinct ids inside the vocabulary."""
+        ids = np.unique(np.array(list(token_ids), np.int64))
+        return ids[(ids >= 0) & (ids < self._vocab_size)]
+
+    def _edit(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        requests: Sequence[Request],
+        plans: Sequence[_Plan],
+    ) -> None:
+        """Penalties, then bias, then bars, in place, touching only `rows`."""
+        penalised = [row for row in rows if plans[row].params.needs_penalties]
+        if penalised:
+            self._penalise(logits, penalised, requests, plans)
+        biased = [row for row in rows if plans[row].bias_ids.size]
+        if biased:
+            at = _places(biased, [plans[row].bias_ids for row in biased], logits.device)
+            addends = np.concatenate([plans[row].biases for row in biased])
+            logits[at] += torch.from_numpy(addends).to(logits.device)
+        short = [
+            row
+            for row in rows
+            if len(requests[row].output_token_ids) < plans[row].params.min_tokens
+        ]
+        if short:
+            at = _places(short, [plans[row].barred_ids for row in short], logits.device)
+            logits[at] = float("-inf")
+
+    def _penalise(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        requests: Sequence[Request],
+        plans: Sequence[_Plan],
+    ) -> None:
+        ids: list[IntArray] = []
+        counts: list[IntArray] = []
+        for row in rows:
+            output_ids, output_counts = np.unique(
+                np.array(requests[row].output_token_ids, np.int64), return_counts=True
+            )
+            prompt_only = np.setdiff1d(plans[row].prompt_ids, output_ids, assume_unique=True)
+            ids.append(np.concatenate([output_ids, prompt_only]))
+            counts.append(np.concatenate([output_counts, np.zeros(prompt_only.size, np.int64)]))
+        lengths = [len(row_ids) for row_ids in ids]
+
+        def spread(name: str) -> Tensor:
+            values = [getattr(plans[row].params, name) for row in rows]
+            return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(device)
+
+        device = logits.device
+        at = _places(rows, ids, device)
+        count = torch.from_numpy(np.concatenate(counts)).to(device)
+        repetition = spread("repetition_penalty")
+        scores = logits[at]
+        scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores -= spread("presence_penalty") * (count > 0) + spread("frequency_penalty") * count
+        logits[at] = scores
+
+
+def draw(
+    logits: Tensor,
+    uniform: npt.NDArray[np.float64],
+    *,
+    temperature: npt.NDArray[np.float32],
+    top_k: IntArray,
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+) -> Tensor:
+    """Draw a token id from each row at its number in [0, 1); [num_rows] int64.
+
+    Tokens that tie with the last one kept by top_k or top_p are kept too, so that the result does
+    not depend on how a sort breaks ties. `logits` is not changed.
+    """
+    scaled = logits / torch.from_numpy(temperature).to(logits.device)[:, None]
+    peak = scaled.amax(dim=-1, keepdim=True)
+    weights = torch.exp(scaled - peak)
+    if (top_k > 0).any() or (top_p < 1).any():
+        floor = _floor(scaled, weights, peak, top_k, top_p)
+        weights.masked_fill_(scaled < floor[:, None], 0.0)
+    if (min_p > 0).any():
+        least = torch.from_numpy(min_p).to(logits.device)[:, None]
+        weights.masked_fill_(weights < least, 0.0)  # the most likely token weighs 1
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    target = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
+    # The first place where the sum passes the target, so a place of weight above 0.
+    chosen = torch.searchsorted(cumulative, target, right=True)
+    return chosen[:, 0].clamp_(max=logits.shape[1] - 1)
+
+
+def _floor(
+    scaled: Tensor, weights: Tensor, peak: Tensor, top_k: IntArray, top_p: npt.NDArray[np.float64]
+) -> Tensor:
+    """[num_rows]: the least score that top_k and top_p let through."""
+    vocab_size = scaled.shape[1]
+    limits = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
+    open_ended = (limits == vocab_size) & (top_p < 1)
+    width = int(limits[limits < vocab_size].max(initial=1))
+    if open_ended.any():
+        on_cpu = scaled.device.type == "cpu"
+        width = min(vocab_size, max(width, _NUCLEUS_WIDTH)) if on_cpu else vocab_size
+    floor, complete = _floor_within(scaled, weights, peak, limits, top_p, width)
+    if width < vocab_size and open_ended.any():
+        again = np.flatnonzero(open_ended & ~complete.numpy())
+        if again.size:
+            part = torch.from_numpy(again)
+            floor[part], _ = _floor_within(
+                scaled[part], weights[part], peak[part], limits[again], top_p[again], vocab_size
+            )
+    return floor
+
+
+def _floor_within(
+    scaled: Tensor,
+    weights: Tensor,
+    peak: Tensor,
+    limits: IntArray,
+    top_p: npt.NDArray[np.float64],
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """The floor, and whether the nucleus ended before the `width` most likely tokens did."""
+    device = scaled.device
+    limit = torch.from_numpy(limits).to(device)[:, None]
+    share_wanted = torch.from_numpy(top_p).to(device)[:, None]
+    top = scaled.topk(width, dim=-1).values  # [num_rows, width], most likely first
+    inside = torch.arange(width, device=device) < limit
+    top_weights = torch.exp(top - peak).double().masked_fill_(~inside, 0.0)
+    whole = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    mass = torch.where(limit < scaled.shape[1], top_weights.sum(dim=-1, keepdim=True), whole)
+    before = (top_weights.cumsum(dim=-1) - top_weights) / mass
+    kept = (inside & (before < share_wanted)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    floor = top.gather(1, kept - 1)
+    unlimited = (limit == scaled.shape[1]) & (share_wanted >= 1)
+    return floor.masked_fill_(unlimited, float("-inf"))[:, 0], (kept < width)[:, 0]
+
+
+def _draw_rows(
+    logits: Tensor, rows: list[int], requests: Sequence[Request], plans: Sequence[_Plan]
+) -> Tensor:
+    params = [plans[row].params for row in rows]
+    seeds = np.array([plans[row].seed for row in rows], np.uint64)
+    positions = np.array([requests[row].num_tokens for row in rows], np.uint64)
+    return draw(
+        logits if len(rows) == len(logits) else logits[rows],
+        uniform_numbers(seeds, positions),
+        temperature=np.array([each.temperature for each in params], np.float32),
+        top_k=np.array([each.top_k for each in params], np.int64),
+        top_p=np.array([each.top_p for each in params], np.float64),
+        min_p=np.array([each.min_p for each in params], np.float64),
+    )
+
+
+def uniform_numbers(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) of each seed and position: SplitMix64's finaliser, applied twice.
+
+    40 bits, so that its product with a sum stays below the sum in double precision.
+    """
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15))
+    return (mixed >> np.uint64(24)).astype(np.float64) * 2.0**-40
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _places(
+    rows: list[int], ids: Sequence[IntArray], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Index of every (row, id) pair; no pair twice, since a row's ids are distinct."""
+    row_of_id = np.repeat(np.array(rows, np.int64), [len(row_ids) for row_ids in ids])
+    return (
+        torch.from_numpy(row_of_id).to(device),
+        torch.from_numpy(np.concatenate(ids)).to(device),
+    )
+
+
+def _output(token_id: int) -> TokenOutput:
+    return TokenOutput(token_id) if token_id >= 0 else TokenOutput(-1, error=_UNUSABLE)
+
+
+def _with_logprobs(
+    token_ids: Tensor, scores: Tensor, rows: list[int], plans: Sequence[_Plan]
+) -> list[TokenOutput]:
+    """Outputs of all rows, with log probabilities for `rows`; one copy to the host."""
+    width = max(plans[row].logprobs or 0 for row in rows)
+    normaliser = scores.logsumexp(dim=-1, keepdim=True)
+    chosen = scores.gather(1, token_ids[rows].clamp(min=0)[:, None])
+    top = scores.topk(min(width, scores.shape[1]), dim=-1)
+    table = torch.cat([chosen - normaliser, top.values - normaliser, top.indices.double()], dim=1)
+    packed: list[float] = torch.cat([token_ids.double(), table.flatten()]).tolist()
+    outputs = [_output(int(token_id)) for token_id in packed[: len(plans)]]
+    size = table.shape[1]
+    num_top = (size - 1) // 2
+    for index, row in enumerate(rows):
+        if outputs[row].error is not None:
+            continue
+        start = len(plans) + index * size
+        values = packed[start : start + size]
+        count = min(plans[row].logprobs or 0, num_top)
+        ids = [int(token_id) for token_id in values[1 + num_top : 1 + num_top + count]]
+        top_pairs = list(zip(ids, values[1 : 1 + count], strict=True))
+        outputs[row].logprobs = TokenLogprobs(values[0], top_pairs)
+    return outputs

@@ -1,0 +1,159 @@
+"""Our forward pass against transformers', the same weights in fp32."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from inference.config import EngineConfig, ModelConfig
+from inference.kv_cache.storage import KVCacheStorage
+from inference.models.registry import ARCHITECTURES, decoder_spec
+from inference.outputs import ScheduledRequest, SchedulerOutput
+from inference.runner.forward import TorchForward
+from inference.runner.input_batch import build_input_batch
+from inference.runner.model_runner import ModelRunner, load_decoder
+from inference.weights.loader import Checkpoint
+from tests.inference.tiny_models import (
+    FAMILIES,
+    VOCAB_SIZE,
+    StepDriver,
+    greedy_of_transformers,
+    make_request,
+    save_tiny_model,
+)
+
+# Sums in another order; logits are of size 1 to 10.
+TOLERANCE = 2e-4
+NUM_TOKENS = 12
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, save_tiny_model(request.param, folder)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    numbers = random.Random(11)
+    return [[numbers.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def started(folder: Path, **config: object) -> tuple[ModelRunner, StepDriver]:
+    settings = {"num_blocks": 64, "block_size": 8, "dtype": "float32", "num_threads": 1} | config
+    runner = ModelRunner(EngineConfig(model_dir=folder, device="cpu", **settings))
+    info = runner.load(lambda share, text: None)
+    return runner, StepDriver(
+        runner.execute, num_blocks=info.num_blocks, block_size=info.block_size
+    )
+
+
+def logits_of_chunks(folder: Path, prompt: list[int], chunks: list[int]) -> torch.Tensor:
+    """Logits after the last chunk, [vocab_size]; blocks in falling order."""
+    config = ModelConfig.from_dir(folder)
+    storage = KVCacheStorage(config, num_blocks=16, block_size=8, dtype=torch.float32, device=CPU)
+    with torch.inference_mode():
+        decoder = load_decoder(
+            decoder_spec(config),
+            Checkpoint(folder),
+            max_positions=256,
+            dtype=torch.float32,
+            device=CPU,
+            on_progress=lambda share, text: None,
+        )
+        forward = TorchForward(decoder, storage)
+        request = make_request(prompt)
+        start = 0
+        for count in chunks:
+            samples = start + count == len(prompt)
+            part = ScheduledRequest(request, start, count, list(range(15, -1, -1)), samples)
+            batch = build_input_batch(SchedulerOutput(1, [part], count), 8, CPU)
+            logits = forward.forward(batch)
+            assert logits.shape == (int(samples), VOCAB_SIZE)
+            start += count
+    return logits[0]
+
+
+def test_every_architecture_is_covered() -> None:
+    covered = {FAMILIES[family][0] for family in FAMILIES}
+    assert len(covered) == len(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("chunks", [[45], [1, 7, 8, 20, 9]], ids=["whole", "chunked"])
+def test_logits_are_close(tiny, chunks) -> None:
+    folder, oracle = tiny
+    (prompt,) = prompts(45)
+    got = logits_of_chunks(folder, prompt, chunks)
+    with torch.inference_mode():
+        want = oracle(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_greedy_tokens_are_exact_alone_and_in_a_mixed_batch(tiny) -> None:
+    folder, oracle = tiny
+    # transformers changes longrope's factors when a text grows past 16 tokens; we never do.
+    shortest = 17 if oracle.config.rope_parameters.get("rope_type") == "longrope" else 1
+    texts = prompts(shortest + 4, 40, 18, shortest, 26)
+    wanted = [greedy_of_transformers(oracle, prompt, NUM_TOKENS) for prompt in texts]
+    assert len({tuple(tokens) for tokens in wanted}) > 1, "the oracle says the same to everything"
+
+    runner, driver = started(folder)
+    for index, prompt in enumerate(texts):
+        request = make_request(prompt, f"alone-{index}")
+        driver.run([request], NUM_TOKENS)
+        assert request.output_token_ids == wanted[index]
+        driver.preempt(request)
+
+    together = [make_request(prompt, f"together-{i}") for i, prompt in enumerate(texts)]
+    driver.run(together, NUM_TOKENS, budget=13)
+    assert [request.output_token_ids for request in together] == wanted
+    runner.close()
+
+
+def test_longrope_takes_the_short_factors_on_a_short_server(tmp_path) -> None:
+    oracle = save_tiny_model("phi3-longrope-partial", tmp_path)
+    runner, driver = started(tmp_path, max_model_len=16)
+    (prompt,) = prompts(6)
+    request = make_request(prompt)
+    driver.run([request], 8)
+    assert request.output_token_ids == greedy_of_transformers(oracle, prompt, 8)
+    runner.close()
+
+
+@pytest.mark.model
+def test_the_real_model_is_exact_alone_and_in_a_mixed_batch(bundled_model_dir) -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(bundled_model_dir, dtype=torch.float32)
+    numbers = random.Random(5)
+    texts = [[numbers.randrange(100, 40_000) for _ in range(length)] for length in (9, 70, 33)]
+    # "The capital of France is", and a fixed text that the model goes on with sensibly.
+    texts.append([504, 3575, 282, 4649, 314])
+    wanted = []
+    for prompt in texts:
+        ids = torch.tensor([prompt])
+        answer = oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+        )
+        wanted.append(answer[0, len(prompt) :].tolist())
+
+    runner, driver = started(bundled_model_dir, num_blocks=80, max_model_len=256)
+    alone = make_request(texts[1], "alone", min_tokens=24)
+    driver.run([alone], 24)
+    assert alone.output_token_ids == wanted[1]
+    driver.preempt(alone)
+    together = [make_request(prompt, f"{i}", min_tokens=24) for i, prompt in enumerate(texts)]
+    driver.run(together, 24, budget=32)
+    assert [request.output_token_ids for request in together] == wanted
+    runner.close()
