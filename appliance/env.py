@@ -9,20 +9,39 @@ _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
 
 
+# Every name that was asked for, whether it was set or not.
+_asked: set[str] = set()
+
+
 class EnvError(Exception):
     """A setting in the environment has a value that is not allowed."""
 
 
+def _get(name: str) -> str | None:
+    _asked.add(name)
+    return os.environ.get(name)
+
+
+def env_is_set(name: str) -> bool:
+    """Whether the value of `name` came from the environment; empty counts as unset."""
+    return bool(os.environ.get(name))
+
+
+def env_unknown(prefix: str) -> list[str]:
+    """Names in the environment that begin with `prefix` and that nothing asked for."""
+    return sorted(name for name in os.environ if name.startswith(prefix) and name not in _asked)
+
+
 def env_str(name: str, default: str, *, allowed: tuple[str, ...] | None = None) -> str:
     """The value of `name`; empty counts as unset."""
-    got = os.environ.get(name) or default
+    got = _get(name) or default
     if allowed is not None and got not in allowed:
         raise EnvError(f"{name} is {got!r}; allowed are {', '.join(allowed)}.")
     return got
 
 
 def env_bool(name: str, default: bool) -> bool:
-    got = os.environ.get(name)
+    got = _get(name)
     if got is None:
         return default
     if got.lower() in _TRUE:
@@ -33,7 +52,7 @@ def env_bool(name: str, default: bool) -> bool:
 
 
 def env_int(name: str, default: int, *, low: int, high: int) -> int:
-    got = os.environ.get(name)
+    got = _get(name)
     if not got:
         return default
     try:
@@ -46,19 +65,19 @@ def env_int(name: str, default: int, *, low: int, high: int) -> int:
 
 
 def env_path(name: str, default: Path) -> Path:
-    return Path(os.environ.get(name) or default).expanduser().resolve()
+    return Path(_get(name) or default).expanduser().resolve()
 
 
 def env_list(name: str) -> list[str]:
     """Comma-separated values, blanks dropped."""
-    return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+    return [part.strip() for part in (_get(name) or "").split(",") if part.strip()]
 
 
 def env_secret(name: str, make: Callable[[], str]) -> str:
     """`name`, else the content of the file that `name`_FILE names, else `make()`."""
-    if got := os.environ.get(name):
+    if got := _get(name):
         return got
-    if path := os.environ.get(f"{name}_FILE"):
+    if path := _get(f"{name}_FILE"):
         try:
             text = Path(path).read_text(encoding="utf-8").strip()
         except OSError as exc:

@@ -1,11 +1,14 @@
 """System checks of what serving needs of its environment."""
 
+import difflib
 import os
 from importlib.metadata import distributions
 from typing import Any
 
 from django.conf import settings
 from django.core import checks
+
+from appliance.env import env_unknown
 
 # Our packages. Distributions of these names, installed beside them, would be imported instead, and
 # libraries that look for them would take ours for theirs.
@@ -37,3 +40,20 @@ def check_data_dir(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]
             id="serving.E002",
         )
     ]
+
+
+@checks.register("serving")
+def check_environment_names(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
+    known = [name for name in dir(settings) if name.startswith("APPLIANCE_")]
+    known.append("APPLIANCE_DATA_DIR")
+    found: list[checks.CheckMessage] = []
+    for name in env_unknown("APPLIANCE_"):
+        near = difflib.get_close_matches(name, known, n=1)
+        found.append(
+            checks.Error(
+                f"The environment sets {name}, which is no setting, so it would have no effect.",
+                hint=f"Did you mean {near[0]}?" if near else "deploy/env.example lists them all.",
+                id="serving.E003",
+            )
+        )
+    return found

@@ -192,3 +192,10 @@ def test_distributions_with_our_names_stop_the_start(monkeypatch):
 def test_a_data_folder_that_cannot_be_written_stops_the_start(settings, tmp_path):
     settings.DATA_DIR = tmp_path / "missing"
     assert [error.id for error in run_checks(tags=["serving"])] == ["serving.E002"]
+
+
+def test_a_misspelt_setting_stops_the_start(monkeypatch):
+    monkeypatch.setenv("APPLIANCE_DEVISE", "cuda")
+    (error,) = run_checks(tags=["serving"])
+    assert error.id == "serving.E003"
+    assert error.hint == "Did you mean APPLIANCE_DEVICE?"
