@@ -13,8 +13,12 @@ _FALSE = {"0", "false", "no", "off", ""}
 _asked: set[str] = set()
 
 
-class EnvError(Exception):
-    """A setting in the environment has a value that is not allowed."""
+class EnvError(SystemExit):
+    """A setting in the environment has a value that is not allowed.
+
+    Settings are read while Python imports; as a SystemExit it ends any command with its message
+    alone instead of a traceback.
+    """
 
 
 def _get(name: str) -> str | None:
