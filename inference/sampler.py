@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inference.outputs import TokenLogprobs, TokenOutput
@@ -25,9 +26,10 @@ from inference.sampling_params import SamplingParams
 IntArray = npt.NDArray[np.int64]
 
 _UNUSABLE = "The model gave no usable scores for the next token (not a number, or none allowed)."
-# Most likely tokens looked at before a nucleus is searched in the whole vocabulary (CPU only,
-# where a full sort costs more than the rest of the step).
-_NUCLEUS_WIDTH = 512
+# How many of the most likely tokens are looked at for a nucleus, before all are.
+_NUCLEUS_WIDTHS = (64, 1024, 8192)
+# Tokens summed at once when drawing.
+_RUN = 128
 _NONE: IntArray = np.zeros(0, np.int64)
 
 
@@ -197,68 +199,79 @@ def draw(
     """Draw a token id from each row at its number in [0, 1); [num_rows] int64.
 
     Tokens that tie with the last one kept by top_k or top_p are kept too, so that the result does
-    not depend on how a sort breaks ties. `logits` is not changed.
+    not depend on how a sort breaks ties. `logits` is overwritten.
     """
-    scaled = logits / torch.from_numpy(temperature).to(logits.device)[:, None]
-    peak = scaled.amax(dim=-1, keepdim=True)
-    weights = torch.exp(scaled - peak)
-    if (top_k > 0).any() or (top_p < 1).any():
-        floor = _floor(scaled, weights, peak, top_k, top_p)
-        weights.masked_fill_(scaled < floor[:, None], 0.0)
-    if (min_p > 0).any():
-        least = torch.from_numpy(min_p).to(logits.device)[:, None]
-        weights.masked_fill_(weights < least, 0.0)  # the most likely token weighs 1
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    target = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
-    # The first place where the sum passes the target, so a place of weight above 0.
-    chosen = torch.searchsorted(cumulative, target, right=True)
-    return chosen[:, 0].clamp_(max=logits.shape[1] - 1)
+    device = logits.device
+    logits.div_(torch.from_numpy(temperature).to(device)[:, None])
+    # In place, since fresh memory of this size costs more than the arithmetic.
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()  # the most likely weighs 1
+    if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
+        floor = torch.from_numpy(min_p).to(device, torch.float32)
+        if (top_k > 0).any() or (top_p < 1).any():
+            floor = torch.maximum(floor, _floor(weights, top_k, top_p))
+        weights.mul_(weights >= floor[:, None])
+    return _pick(weights, torch.from_numpy(uniform).to(device))
 
 
-def _floor(
-    scaled: Tensor, weights: Tensor, peak: Tensor, top_k: IntArray, top_p: npt.NDArray[np.float64]
-) -> Tensor:
-    """[num_rows]: the least score that top_k and top_p let through."""
-    vocab_size = scaled.shape[1]
+def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[num_rows] int64: the first place where the running sum passes `uniform` of the whole.
+
+    First the run of tokens, then the token in it, so that only one run is summed token by token.
+    """
+    num_rows, vocab_size = weights.shape
+    runs = F.pad(weights, (0, -vocab_size % _RUN)).view(num_rows, -1, _RUN)
+    sums = runs.sum(dim=-1).double()
+    ends = sums.cumsum(dim=-1)
+    target = uniform[:, None] * ends[:, -1:]
+    run = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
+    share = (target - (ends - sums).gather(1, run)) / sums.gather(1, run)
+    tokens = runs[torch.arange(num_rows, device=weights.device), run[:, 0]]
+    within = tokens.cumsum(dim=-1, dtype=torch.float64)
+    # Below 1, so that the place found weighs more than 0.
+    target = share.clamp(0.0, 1.0 - 2.0**-40) * within[:, -1:]
+    token = torch.searchsorted(within, target, right=True).clamp_(max=_RUN - 1)
+    return (run * _RUN + token)[:, 0].clamp_(max=vocab_size - 1)
+
+
+def _floor(weights: Tensor, top_k: IntArray, top_p: npt.NDArray[np.float64]) -> Tensor:
+    """[num_rows]: the least weight that top_k and top_p let through, 0 for any."""
+    vocab_size = weights.shape[1]
     limits = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
-    open_ended = (limits == vocab_size) & (top_p < 1)
-    width = int(limits[limits < vocab_size].max(initial=1))
-    if open_ended.any():
-        on_cpu = scaled.device.type == "cpu"
-        width = min(vocab_size, max(width, _NUCLEUS_WIDTH)) if on_cpu else vocab_size
-    floor, complete = _floor_within(scaled, weights, peak, limits, top_p, width)
-    if width < vocab_size and open_ended.any():
-        again = np.flatnonzero(open_ended & ~complete.numpy())
-        if again.size:
-            part = torch.from_numpy(again)
-            floor[part], _ = _floor_within(
-                scaled[part], weights[part], peak[part], limits[again], top_p[again], vocab_size
-            )
+    floor = weights.new_zeros(len(limits))
+    left = np.flatnonzero((limits < vocab_size) | (top_p < 1))
+    # A nucleus mostly ends within few tokens, and finding few is much cheaper than sorting all.
+    # Not so on a GPU, where asking whether it did costs more.
+    widths = _NUCLEUS_WIDTHS if weights.device.type == "cpu" else ()
+    for width in (*widths, vocab_size):
+        width = min(width, vocab_size)
+        rows = torch.from_numpy(left)
+        found, ended = _floor_within(weights[rows], limits[left], top_p[left], width)
+        floor[rows] = found
+        if width == vocab_size:
+            break
+        left = left[~ended.numpy()]
+        if not left.size:
+            break
     return floor
 
 
 def _floor_within(
-    scaled: Tensor,
-    weights: Tensor,
-    peak: Tensor,
-    limits: IntArray,
-    top_p: npt.NDArray[np.float64],
-    width: int,
+    weights: Tensor, limits: IntArray, top_p: npt.NDArray[np.float64], width: int
 ) -> tuple[Tensor, Tensor]:
-    """The floor, and whether the nucleus ended before the `width` most likely tokens did."""
-    device = scaled.device
+    """The floor as the `width` most likely tokens show it, and whether they show all of it."""
+    device = weights.device
     limit = torch.from_numpy(limits).to(device)[:, None]
-    share_wanted = torch.from_numpy(top_p).to(device)[:, None]
-    top = scaled.topk(width, dim=-1).values  # [num_rows, width], most likely first
-    inside = torch.arange(width, device=device) < limit
-    top_weights = torch.exp(top - peak).double().masked_fill_(~inside, 0.0)
-    whole = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    mass = torch.where(limit < scaled.shape[1], top_weights.sum(dim=-1, keepdim=True), whole)
-    before = (top_weights.cumsum(dim=-1) - top_weights) / mass
-    kept = (inside & (before < share_wanted)).sum(dim=-1, keepdim=True).clamp_(min=1)
-    floor = top.gather(1, kept - 1)
-    unlimited = (limit == scaled.shape[1]) & (share_wanted >= 1)
-    return floor.masked_fill_(unlimited, float("-inf"))[:, 0], (kept < width)[:, 0]
+    wanted = torch.from_numpy(top_p).to(device)[:, None]
+    top = weights.topk(width, dim=-1).values  # [num_rows, width], most likely first
+    rank = torch.arange(width, device=device)
+    limited = top.double().masked_fill_(rank >= limit, 0.0)
+    whole = weights.sum(dim=-1, keepdim=True).double()
+    mass = torch.where(limit <= width, limited.sum(dim=-1, keepdim=True), whole)
+    before = (limited.cumsum(dim=-1) - limited) / mass
+    kept = ((rank < limit) & (before < wanted)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    # A top_k beyond the width leaves its mass unknown.
+    ended = (limit <= width) | ((kept < width) & (limit == weights.shape[1]))
+    return top.gather(1, kept - 1)[:, 0], ended[:, 0]
 
 
 def _draw_rows(
@@ -268,7 +281,7 @@ def _draw_rows(
     seeds = np.array([plans[row].seed for row in rows], np.uint64)
     positions = np.array([requests[row].num_tokens for row in rows], np.uint64)
     return draw(
-        logits if len(rows) == len(logits) else logits[rows],
+        logits[rows],
         uniform_numbers(seeds, positions),
         temperature=np.array([each.temperature for each in params], np.float32),
         top_k=np.array([each.top_k for each in params], np.int64),
