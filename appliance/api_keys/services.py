@@ -85,6 +85,12 @@ def api_key_of(owner: User, key_id: int) -> ApiKey:
     return key
 
 
+def api_key_is_live(key_id: int) -> bool:
+    """Whether the key and its owner still hold: for answers that run on after the check."""
+    key = ApiKey.objects.select_related("owner").filter(pk=key_id).first()
+    return key is not None and key.is_live and key.owner.is_active
+
+
 def api_key_authenticate(
     authorization_header: bytes | str | None, *, scope: str, address: str | None = None
 ) -> ApiKey:

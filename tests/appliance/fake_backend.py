@@ -71,7 +71,8 @@ class FakeStream:
                 reason = "length"
                 break
             self.completion_tokens += 1
-            yield Delta(word, self.completion_tokens)
+            asked = backend.logprobs is not None and self.request.options.logprobs is not None
+            yield Delta(word, self.completion_tokens, (backend.logprobs,) if asked else ())
         self.backend.running.pop(self.request_id, None)
         yield Finished(
             finish_reason=reason,
@@ -98,6 +99,8 @@ class FakeBackend:
     hold_after: int | None = None
     fail_after: int | None = None
     down: bool = False
+    # What every token carries when logprobs are asked for; see `types.Delta`.
+    logprobs: Any = None
     settings: dict[str, Any] = field(default_factory=lambda: {"slots": 4})
     running: dict[str, FakeStream] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)

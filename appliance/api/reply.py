@@ -1,0 +1,208 @@
+"""The generations of one API request: opened together, read together, closed together.
+
+`Reply` knows no dialect. It gives batches: whatever all its generations said since the last look,
+so that a caller who was busy sending finds several tokens at once and sends them in one piece.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.api_keys.services import api_key_is_live
+from appliance.errors import (
+    ApplianceError,
+    EngineUnavailable,
+    GenerationFailed,
+    NotAuthenticated,
+)
+from appliance.serving.booking import in_db_thread
+from appliance.serving.services import Generation, generation_open
+from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+# How often a running answer looks whether its key still holds.
+KEY_CHECK_S = 5.0
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one choice said in one batch."""
+
+    index: int
+    text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageCount:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    def as_openai(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+async def reply_open(requests: Sequence[GenerationRequest], *, choices_per_prompt: int) -> "Reply":
+    """Admit every generation or none. Raises what `generation_open` raises."""
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations.append(await generation_open(request))
+    except BaseException:
+        for generation in generations:
+            generation.close_soon()
+        raise
+    return Reply(generations, choices_per_prompt, requests[0].caller.key_id)
+
+
+class Reply:
+    """Read with `next_pieces` until it gives None; `aclose` always."""
+
+    def __init__(
+        self, generations: Sequence[Generation], choices_per_prompt: int, key_id: int | None
+    ) -> None:
+        self.generations = generations
+        self.finished: dict[int, Finished] = {}
+        self._choices_per_prompt = choices_per_prompt
+        self._key_id = key_id
+        self._key_check_at = time.monotonic() + KEY_CHECK_S
+        self._events: list[tuple[int, GenerationEvent]] = []
+        self._failure: ApplianceError | None = None
+        self._failure_is_next = False
+        self._num_open = len(generations)
+        self._wake: asyncio.Future[None] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+
+    @property
+    def request_id(self) -> str:
+        return self.generations[0].request_id
+
+    async def next_pieces(self, timeout_s: float) -> list[Piece] | None:
+        """New text and ends, at most one piece a choice; empty at the time-out, None at the end.
+
+        Raises:
+            ApplianceError: a generation failed or was stopped, or the key was revoked.
+        """
+        if not self._pumps:
+            self._pumps = [
+                asyncio.create_task(self._pump(index, generation))
+                for index, generation in enumerate(self.generations)
+            ]
+        if not self._events and self._num_open and self._failure is None:
+            await self._wait(timeout_s)
+        await self._check_key()
+        events, self._events = self._events, []
+        if events and not self._failure_is_next:
+            pieces = self._pieces(events)
+            # What was said before a failure is still given; then nothing of any choice is.
+            self._failure_is_next = self._failure is not None
+            return pieces
+        if self._failure is not None:
+            raise self._failure
+        return [] if self._num_open else None
+
+    def usage(self) -> UsageCount:
+        """Each prompt once, every choice's answer."""
+        ends = [self.finished[index] for index in range(len(self.generations))]
+        firsts = ends[:: self._choices_per_prompt]
+        return UsageCount(
+            prompt_tokens=sum(end.prompt_tokens for end in firsts),
+            cached_tokens=sum(end.cached_tokens for end in firsts),
+            completion_tokens=sum(end.completion_tokens for end in ends),
+        )
+
+    async def aclose(self) -> None:
+        """End what still runs. Safe twice and when cancelled."""
+        for pump in self._pumps:
+            pump.cancel()
+        for generation in self.generations:
+            generation.close_soon()
+        for generation in self.generations:
+            await generation.aclose()
+
+    async def _pump(self, index: int, generation: Generation) -> None:
+        try:
+            async for event in generation:
+                self._events.append((index, event))
+                self._notify()
+        # An edge like that of a socket's task: whatever happens in there, the caller is told.
+        except Exception as exc:
+            if isinstance(exc, ApplianceError):
+                self._failure = exc
+            else:
+                logger.exception("generation %s broke", generation.request_id)
+                self._failure = GenerationFailed("The server failed during this answer.")
+        finally:
+            self._num_open -= 1
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _wait(self, timeout_s: float) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), self._notify)
+        try:
+            await self._wake
+        finally:
+            timer.cancel()
+            self._wake = None
+
+    def _pieces(self, events: list[tuple[int, GenerationEvent]]) -> list[Piece]:
+        pieces: dict[int, Piece] = {}
+        for index, event in events:
+            if isinstance(event, Delta):
+                piece = pieces.get(index) or pieces.setdefault(index, Piece(index))
+                piece.text += event.text
+                if event.logprobs:
+                    piece.logprobs.extend(event.logprobs)
+            elif isinstance(event, Finished):
+                self.finished[index] = event
+                piece = pieces.get(index) or pieces.setdefault(index, Piece(index))
+                piece.finished = event
+                if event.finish_reason in ("error", "abort") and self._failure is None:
+                    self._failure = _broken(event)
+        return list(pieces.values())
+
+    async def _check_key(self) -> None:
+        now = time.monotonic()
+        if self._key_id is None or now < self._key_check_at:
+            return
+        self._key_check_at = now + KEY_CHECK_S
+        if not await in_db_thread(api_key_is_live, self._key_id):
+            raise NotAuthenticated("This API key was revoked or has expired: the answer ends here.")
+
+
+def _broken(event: Finished) -> ApplianceError:
+    if event.finish_reason == "abort":
+        return EngineUnavailable(event.error or "This answer was stopped on the server.")
+    return GenerationFailed(event.error or "The server failed during this answer.")
+
+
+async def reply_collect(reply: Reply) -> list[Piece]:
+    """Read to the end: one whole piece a choice. Closes the reply in any case."""
+    wholes = [Piece(index) for index in range(len(reply.generations))]
+    texts: list[list[str]] = [[] for _ in wholes]
+    try:
+        while (pieces := await reply.next_pieces(KEY_CHECK_S)) is not None:
+            for piece in pieces:
+                texts[piece.index].append(piece.text)
+                wholes[piece.index].logprobs.extend(piece.logprobs)
+                wholes[piece.index].finished = piece.finished
+    finally:
+        await reply.aclose()
+    for whole in wholes:
+        whole.text = "".join(texts[whole.index])
+    return wholes

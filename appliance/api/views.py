@@ -1,0 +1,106 @@
+"""The endpoints under /v1. Each reads a body, has it translated, opens a reply and answers."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from ninja import NinjaAPI
+
+from appliance.api.auth import KeyAuth
+from appliance.api.body import body_read
+from appliance.api.dialect import (
+    ChatFrames,
+    CompletionFrames,
+    chat_answer,
+    completion_answer,
+)
+from appliance.api.envelope import exception_response, json_response
+from appliance.api.reply import Reply, reply_collect, reply_open
+from appliance.api.schemas import ChatBody, CompletionBody, Generate
+from appliance.api.sse import EventStream, Frames, event_stream
+from appliance.api.translate import chat_requests, completion_requests, model_check
+from appliance.errors import ApplianceError
+from appliance.serving.gateway import get_backend
+from appliance.serving.types import ModelInfo
+
+api = NinjaAPI(
+    title="Blockhouse",
+    version="1",
+    description="OpenAI-compatible. Send `Authorization: Bearer KEY`.",
+    urls_namespace="v1",
+    docs_url=None,
+    openapi_url=None,
+)
+
+
+@api.exception_handler(Exception)
+@api.exception_handler(ApplianceError)
+def on_exception(request: HttpRequest, exc: Exception) -> HttpResponseBase:
+    return exception_response(exc)
+
+
+# ---- models
+
+
+@api.api_operation(["GET", "HEAD"], "/models", auth=KeyAuth("models"))
+async def models(request: HttpRequest) -> HttpResponseBase:
+    """The loaded model, as a list of one; empty while none is loaded."""
+    model = get_backend().model
+    allowed = request.auth.allowed_models
+    shown = [model] if model and (not allowed or model.name in allowed) else []
+    return json_response({"object": "list", "data": [_model_fields(model) for model in shown]})
+
+
+@api.api_operation(["GET", "HEAD"], "/models/{path:model_id}", auth=KeyAuth("models"))
+async def model(request: HttpRequest, model_id: str) -> HttpResponseBase:
+    return json_response(_model_fields(model_check(model_id, request.auth)))
+
+
+def _model_fields(model: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.loaded_at,
+        "owned_by": "blockhouse",
+        "context_length": model.context_tokens,
+    }
+
+
+# ---- generation
+
+
+@api.post("/chat/completions", auth=KeyAuth("chat"))
+async def chat_completions(request: HttpRequest) -> HttpResponseBase:
+    body = await body_read(request, ChatBody)
+    requests = chat_requests(body, request.auth)
+    reply = await reply_open(requests, choices_per_prompt=len(requests))
+    logprobs = bool(body.logprobs)
+    if body.stream:
+        return _streamed(body, reply, ChatFrames(body.model, logprobs=logprobs))
+    choices = await reply_collect(reply)
+    return _whole(chat_answer(body.model, choices, reply.usage(), logprobs=logprobs), reply)
+
+
+@api.post("/completions", auth=KeyAuth("chat"))
+async def completions(request: HttpRequest) -> HttpResponseBase:
+    body = await body_read(request, CompletionBody)
+    requests = completion_requests(body, request.auth)
+    reply = await reply_open(requests, choices_per_prompt=body.n or 1)
+    logprobs = body.logprobs is not None
+    echoes = [str(each.prompt) for each in requests] if body.echo else []
+    if body.stream:
+        frames = CompletionFrames(body.model, logprobs=logprobs, echoes=echoes)
+        return _streamed(body, reply, frames)
+    choices = await reply_collect(reply)
+    answer = completion_answer(body.model, choices, reply.usage(), logprobs=logprobs, echoes=echoes)
+    return _whole(answer, reply)
+
+
+def _streamed(body: Generate, reply: Reply, frames: Frames) -> HttpResponseBase:
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return EventStream(event_stream(reply, frames, include_usage=include_usage), reply.request_id)
+
+
+def _whole(answer: dict[str, Any], reply: Reply) -> HttpResponseBase:
+    response = json_response(answer)
+    response["X-Request-Id"] = reply.request_id
+    return response
