@@ -7,6 +7,7 @@
       NotAllowed              403  not_allowed
       NotFound                404  not_found
         ModelNotFound         404  model_not_found
+      RequestTooSlow          408  request_too_slow
       Conflict                409  conflict
       BodyTooLarge            413  body_too_large
       QuotaExceeded           429  insufficient_quota
@@ -67,6 +68,12 @@ class NotFound(ApplianceError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class RequestTooSlow(ApplianceError):
+    status = 408
+    code = "request_too_slow"
+    error_type = "invalid_request_error"
 
 
 class Conflict(ApplianceError):

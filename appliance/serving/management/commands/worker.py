@@ -1,0 +1,45 @@
+import os
+import signal
+import threading
+import time
+import warnings
+from typing import Any
+
+from celery.platforms import SecurityWarning
+from django.core.management.base import BaseCommand
+
+from appliance.celery import app
+
+_LOOK_EVERY_S = 1.0
+
+
+class Command(BaseCommand):
+    help = (
+        "Run the background worker with its clock. `serve` starts one by itself; it ends when the "
+        "process that started it is gone."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        # In a container root is the usual user; messages are JSON only, never pickles.
+        warnings.simplefilter("ignore", SecurityWarning)
+        app.worker_main(
+            [
+                *(
+                    "--quiet",
+                    "worker",
+                    "--pool=threads",
+                    "--concurrency=2",
+                    "--beat",
+                    "--loglevel=WARNING",
+                ),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ]
+        )
+
+
+def _end_with_parent(parent: int) -> None:
+    """A server that was killed cannot end its worker, so the worker looks."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)

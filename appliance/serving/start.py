@@ -1,0 +1,119 @@
+"""What must hold before the server starts. Each failure is a `StartRefused`: what, why, what to do.
+
+Blocking, on the main thread, before any event loop runs.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.db import DatabaseError, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from appliance.exposure.policy import parse_address
+
+
+class StartRefused(Exception):
+    """The server cannot start; the text says what is wrong and what to do."""
+
+
+@contextlib.contextmanager
+def data_dir_lock(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder: a second engine on the same data would undo what this one counts."""
+    path = data_dir / "serve.lock"
+    try:
+        # Not truncated before the lock is ours: the holder's process id stands in it.
+        lock = path.open("a+", encoding="ascii")
+    except OSError as exc:
+        raise StartRefused(
+            f"The data folder {data_dir} cannot be written: {exc.strerror}. Mend its owner and "
+            "mode, or choose another with APPLIANCE_DATA_DIR."
+        ) from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            lock.seek(0)
+            holder = lock.read(20).strip() or "unknown"
+            raise StartRefused(
+                f"Another server (process {holder}) already runs on the data folder {data_dir}. "
+                "Stop it first, or choose another folder with APPLIANCE_DATA_DIR."
+            ) from exc
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def require_schema() -> None:
+    """The database must answer and have every table of this version."""
+    try:
+        connection = connections["default"]
+        executor = MigrationExecutor(connection)
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    except DatabaseError as exc:
+        raise StartRefused(
+            f"The database does not answer: {exc}. Check DATABASE_URL and that it runs."
+        ) from exc
+    if plan:
+        migration = plan[0][0]
+        raise StartRefused(
+            f"The database lacks {len(plan)} changes of this version (the first is "
+            f"{migration.app_label}.{migration.name}). Run: manage.py migrate"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. `::` takes IPv4 callers too."""
+    bare = host.strip("[]")
+    try:
+        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as exc:
+        raise StartRefused(
+            f"{host} is no address of this machine: {exc.strerror}. Give --host an IP address."
+        ) from exc
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError as exc:
+        listening.close()
+        raise StartRefused(_listen_trouble(host, port, exc)) from exc
+    return listening
+
+
+def _listen_trouble(host: str, port: int, exc: OSError) -> str:
+    where = f"Port {port} on {host}"
+    if exc.errno == errno.EADDRINUSE:
+        return (
+            f"{where} is in use by another program. Stop that one, or choose another port with "
+            "--port."
+        )
+    if exc.errno == errno.EACCES:
+        return (
+            f"{where} may not be opened by this user: ports below 1024 need a privilege. Choose a "
+            "higher one with --port, and let a reverse proxy take 443."
+        )
+    if exc.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine. Give --host one of its own, or 127.0.0.1."
+    return f"{where} cannot be opened: {exc.strerror}."
+
+
+def url_of(host: str, port: int, names: tuple[str, ...]) -> str:
+    """An address that works in a browser; for a bind to all addresses a declared name."""
+    address = parse_address(host.strip("[]"))
+    if address is not None and address.is_unspecified:
+        local = ("localhost", "127.0.0.1", "[::1]")
+        named = [name for name in names if name not in local and not name.startswith(".")]
+        host = named[0] if named else "127.0.0.1"
+    elif address is not None and address.version == 6:
+        host = f"[{address}]"
+    return f"http://{host}:{port}/"

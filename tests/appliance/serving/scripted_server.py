@@ -1,0 +1,90 @@
+"""The real server, routes and sockets around the scripted back end, for a process of its own.
+
+Answers hang after their second word until a file named `go` appears in the data folder; loading
+waits for a file named `loaded`.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from appliance.accounts.models import User
+from appliance.asgi import application
+from appliance.serving.server import ApplianceServer
+from appliance.serving.services import generation_open
+from appliance.serving.start import listen
+from appliance.serving.types import Caller, Delta, GenerationRequest
+from appliance.serving.web_server import WebServer
+from tests.appliance.fake_backend import FakeBackend
+
+
+class LivingBackend(FakeBackend):
+    def start(self) -> None:
+        self.hold(after=2)
+        self.mode = "loading"
+        self.tasks = [asyncio.ensure_future(self._load())]
+
+    async def _load(self) -> None:
+        await appears("loaded")
+        self.mode = "ready"
+        self.tasks.append(asyncio.ensure_future(self._release()))
+
+    async def _release(self) -> None:
+        await appears("go")
+        self.release()
+
+    def state(self):
+        return {**super().state(), "state": self.mode, "progress": (0.5, "reading weights")}
+
+    async def stop(self, grace_s: float) -> None:
+        self.mode = "draining"
+        print("draining", flush=True)
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self.running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for request_id in list(self.running):
+            self.abort(request_id)
+        self.release()
+
+
+async def appears(name: str) -> None:
+    while not (Path(settings.DATA_DIR) / name).exists():
+        await asyncio.sleep(0.01)
+
+
+async def answer_app(scope, receive, send):
+    """One streamed answer over HTTP, and a socket that stays open; the rest is the product."""
+    if scope["type"] == "http" and scope["path"] == "/answer":
+        user = await database_sync_to_async(User.objects.get)(username="bob")
+        generation = await generation_open(
+            GenerationRequest(
+                caller=Caller(user_id=user.pk, username="bob", source="api"), prompt="a b c"
+            )
+        )
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async for event in generation:
+            text = event.text if isinstance(event, Delta) else f"<{type(event).__name__}>"
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    elif scope["type"] == "websocket" and scope["path"] == "/open":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+    else:
+        await application(scope, receive, send)
+
+
+def main(port: str, drain_s: str) -> None:
+    server = ApplianceServer(
+        WebServer(answer_app, listen("127.0.0.1", int(port))),
+        LivingBackend(),
+        None,
+        url="http://127.0.0.1/",
+        drain_s=float(drain_s),
+        say=lambda text: print(text, flush=True),
+    )
+    sys.exit(server.run())

@@ -1,0 +1,296 @@
+"""The server as a process: what it says, what it refuses, how it ends."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import websockets.sync.client
+from websockets.exceptions import ConnectionClosed
+
+from tests.e2e.server import ROOT, free_port
+
+WAIT_S = 60
+
+
+def environment(data_dir, **changes):
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("APPLIANCE_") and name not in ("DATABASE_URL", "REDIS_URL")
+    }
+    return {
+        **kept,
+        "APPLIANCE_DATA_DIR": str(data_dir),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(ROOT),
+        **changes,
+    }
+
+
+def manage(data_dir, *arguments, **changes):
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env=environment(data_dir, **changes),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def migrated_dir(tmp_path_factory):
+    """A data folder with every table and the member bob, to be copied."""
+    folder = tmp_path_factory.mktemp("migrated")
+    code = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        "call_command('migrate', verbosity=0);"
+        "from appliance.accounts.services import user_create; user_create('bob')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(folder, DJANGO_SETTINGS_MODULE="appliance.settings"),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def data_dir(migrated_dir, tmp_path):
+    return Path(shutil.copytree(migrated_dir, tmp_path / "data"))
+
+
+def rows(data_dir, query):
+    with contextlib.closing(sqlite3.connect(data_dir / "blockhouse.sqlite3")) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_without_tables_it_says_migrate(tmp_path):
+    done = manage(tmp_path, "serve")
+    assert done.returncode == 1
+    assert "manage.py migrate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- a running server, around the scripted back end
+
+
+class Running:
+    def __init__(self, data_dir, drain_s):
+        self.data_dir, self.port = data_dir, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        code = (
+            "import sys, django; django.setup();"
+            "from tests.appliance.serving.scripted_server import main; main(*sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, str(self.port), str(drain_s)],
+            cwd=ROOT,
+            env=environment(data_dir, DJANGO_SETTINGS_MODULE="appliance.settings"),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def do(self, name):
+        (self.data_dir / name).touch()
+
+    def ready(self):
+        self.do("loaded")
+        while (line := self.line()) and not line.startswith("ready: "):
+            pass
+        assert line == "ready: http://127.0.0.1/"
+        return self
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def get(self, path):
+        return httpx.get(self.url + path, timeout=WAIT_S)
+
+
+@pytest.fixture
+def run(data_dir):
+    started = []
+
+    def start(drain_s=30.0):
+        started.append(Running(data_dir, drain_s))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+        running.process.stdout.close()
+
+
+def until(claim):
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if claim():
+                return
+        time.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def test_it_answers_while_it_loads_and_says_when_it_is_ready_d09(run):
+    server = run()
+    assert server.line() == "loading: reading weights (50%)"
+    assert server.get("/healthz").status_code == 200
+    answer = server.get("/readyz")
+    assert (answer.status_code, answer.json()["progress"]) == (503, 0.5)
+    server.ready()
+    assert server.get("/readyz").status_code == 200
+    server.signal(signal.SIGINT)
+    assert server.process.wait(WAIT_S) == 0
+
+
+def test_a_stop_while_loading_ends_with_status_0_d08(run):
+    server = run()
+    server.line()
+    server.signal()
+    assert server.process.wait(WAIT_S) == 0
+
+
+def test_a_stop_lets_answers_finish_and_sends_sockets_away_d08(run):
+    server = run().ready()
+    with (
+        websockets.sync.client.connect(
+            f"ws://127.0.0.1:{server.port}/open", proxy=None
+        ) as open_socket,
+        httpx.stream("GET", server.url + "/answer", timeout=WAIT_S) as answer,
+    ):
+        chunks = answer.iter_text()
+        seen = next(chunks)
+        while " is" not in seen:
+            seen += next(chunks)
+        server.signal()
+        until(lambda: server.get("/readyz").json()["status"] == "stopping")
+        assert server.get("/healthz").status_code == 200
+        server.do("go")
+        seen += "".join(chunks)
+        assert seen.endswith(" the capital.<Finished>")
+        with pytest.raises(ConnectionClosed) as closed:
+            open_socket.recv(timeout=WAIT_S)
+        assert closed.value.rcvd.code == 1012
+    assert server.process.wait(WAIT_S) == 0
+    query = 'SELECT "end", completion_tokens FROM quotas_usagerecord ORDER BY id'
+    assert rows(server.data_dir, query) == [("stop", 5)]
+    assert rows(server.data_dir, "SELECT count(*) FROM quotas_quotareservation") == [(0,)]
+
+
+def test_answers_that_take_too_long_are_cut_and_booked_d08(run):
+    server = run(drain_s=0.2).ready()
+    with httpx.stream("GET", server.url + "/answer", timeout=WAIT_S) as answer:
+        chunks = answer.iter_text()
+        seen = next(chunks)
+        while " is" not in seen:
+            seen += next(chunks)
+        server.signal()
+        seen += "".join(chunks)
+    assert seen.endswith("<Finished>")
+    assert server.process.wait(WAIT_S) == 0
+    query = 'SELECT "end", completion_tokens FROM quotas_usagerecord'
+    assert rows(server.data_dir, query) == [("abort", 2)]
+
+
+def test_a_second_signal_ends_at_once_d08(run):
+    server = run(drain_s=600).ready()
+    with httpx.stream("GET", server.url + "/answer", timeout=WAIT_S) as answer:
+        next(answer.iter_text())
+        server.signal()
+        until(lambda: server.get("/readyz").json()["status"] == "stopping")
+        server.signal()
+        assert server.process.wait(WAIT_S) == 1
+
+
+# ---- what callers may send (B11)
+
+
+def talk(server, sent, *, until_closed=True):
+    """Send raw bytes and read the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for part in sent:
+                connection.sendall(part)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+            if not until_closed and b"}" in answer:
+                break
+        return answer
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+LIMIT = 16 * 1024 * 1024
+
+
+def test_bodies_over_the_limit_are_refused_while_they_arrive_b11(run):
+    server = run().ready()
+    declared = HEAD + b"Content-Length: 500000000\r\n\r\n"
+    assert talk(server, [declared], until_closed=False).startswith(b"HTTP/1.1 413")
+
+    expecting = HEAD + b"Expect: 100-continue\r\nContent-Length: 500000000\r\n\r\n"
+    answer = talk(server, [expecting], until_closed=False)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b'"code": "body_too_large"' in answer
+    assert b"100 Continue" not in answer
+
+    chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+    chunked = [HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *([chunk] * 17), b"0\r\n\r\n"]
+    assert talk(server, chunked).startswith(b"HTTP/1.1 413")
+    assert server.get("/healthz").status_code == 200
+
+
+def test_long_bodies_below_the_limit_reach_the_product_b11(run):
+    server = run().ready()
+    for size in (2_400_000, 2_700_000, LIMIT):
+        answer = httpx.post(server.url + "/no-such-path", content=b"x" * size, timeout=WAIT_S)
+        assert answer.status_code in (403, 404)
+    answer = httpx.post(server.url + "/no-such-path", content=b"x" * (LIMIT + 1), timeout=WAIT_S)
+    assert answer.status_code == 413
+
+
+def test_odd_request_lines_meet_a_refusal_c13(run):
+    server = run().ready()
+    absolute = b"GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n"
+    for head in (
+        absolute,
+        b"GET /login/ HTTP/1.1\r\nHost: evil.example\r\n",
+        b"GET /login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n",
+        b"GET /login/ HTTP/1.1\r\n",
+    ):
+        answer = talk(server, [head + b"Connection: close\r\n\r\n"])
+        assert answer.startswith(b"HTTP/1.1 400"), answer[:200]
+
+
+def test_sockets_are_refused_before_they_open_c01(run):
+    server = run().ready()
+    for origin in (None, "https://evil.example", "null"):
+        with (
+            pytest.raises(websockets.exceptions.InvalidStatus) as refused,
+            websockets.sync.client.connect(
+                f"ws://127.0.0.1:{server.port}/ws/chat/", origin=origin, proxy=None
+            ),
+        ):
+            pass
+        assert refused.value.response.status_code == 403
