@@ -23,7 +23,7 @@ _RECENT = 200
 _ENOUGH = 20
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """As asked for. Every field is a name that `Engine.tune` takes."""
 

@@ -3,6 +3,7 @@
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -188,6 +189,10 @@ class Harness:
         for request in requests:
             request.arrival_s = self.now_s
             self.scheduler.add(request, self.now_s)
+
+    def tune(self, **changes: object) -> None:
+        settings = replace(self.scheduler.settings, **changes)  # type: ignore[arg-type]
+        self.scheduler.apply(settings, self.now_s)
 
     def step(self) -> SchedulerOutput | None:
         self.now_s += 1.0

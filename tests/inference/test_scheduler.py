@@ -118,9 +118,7 @@ def test_lowering_the_slots_ends_nobody_and_admits_nobody():
     late = make_request(4, 2)
     harness.add(*running, late)
     harness.step()
-    settings = harness.scheduler.settings
-    settings.slots = 1
-    harness.scheduler.apply(settings, harness.now_s)
+    harness.tune(slots=1)
     for _ in range(11):
         assert len(harness.step().scheduled) == 4
     assert late.first_scheduled_s is None
@@ -133,9 +131,7 @@ def test_raising_the_slots_admits_at_the_next_step():
     harness = Harness(slots=1)
     harness.add(*(make_request(4, 20) for _ in range(4)))
     harness.step()
-    settings = harness.scheduler.settings
-    settings.slots = 3
-    harness.scheduler.apply(settings, harness.now_s)
+    harness.tune(slots=3)
     harness.step()
     assert len(harness.scheduler.running) == 3
 
@@ -145,9 +141,7 @@ def test_a_budget_below_what_runs_lets_all_take_turns():
     requests = [make_request(4, 12) for _ in range(4)]
     harness.add(*requests)
     harness.step()
-    settings = harness.scheduler.settings
-    settings.max_num_batched_tokens = 2
-    harness.scheduler.apply(settings, harness.now_s)
+    harness.tune(max_num_batched_tokens=2)
     for _ in range(10):
         harness.step()
     counts = [len(request.output_token_ids) for request in requests]
@@ -159,14 +153,11 @@ def test_a_prompt_moves_on_while_decodes_fill_the_whole_budget():
     harness = Harness(slots=4)
     harness.add(*(make_request(4, 50) for _ in range(3)))
     harness.step()
-    settings = harness.scheduler.settings
-    settings.max_num_batched_tokens = 4
-    harness.scheduler.apply(settings, harness.now_s)
+    harness.tune(max_num_batched_tokens=4)
     prompt = make_request(10, 1)
     harness.add(prompt)
     harness.step()
-    settings.max_num_batched_tokens = 2
-    harness.scheduler.apply(settings, harness.now_s)
+    harness.tune(max_num_batched_tokens=2)
     for _ in range(12):
         harness.step()
     assert prompt.output_token_ids
