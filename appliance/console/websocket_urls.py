@@ -1,3 +1,5 @@
-from django.urls import URLPattern
+from django.urls import URLPattern, path
 
-urlpatterns: list[URLPattern] = []
+from appliance.console.consumers import ConsoleConsumer
+
+urlpatterns: list[URLPattern] = [path("ws/console/", ConsoleConsumer.as_asgi())]

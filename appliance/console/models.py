@@ -1,0 +1,25 @@
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+
+class AuditRecord(models.Model):
+    """What an admin did to the running server: kept when the account is gone."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    actor_name = models.CharField(max_length=150)
+    # request.kill or engine.tune
+    action = models.CharField(max_length=40)
+    # The request's id, or the names of the settings.
+    target = models.CharField(max_length=200)
+    # request.kill: owner. engine.tune: {"before": {...}, "after": {...}}.
+    detail = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["-at", "-pk"]
+
+    def __str__(self) -> str:
+        return f"{self.actor_name} {self.action} {self.target}"

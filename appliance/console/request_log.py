@@ -1,0 +1,231 @@
+"""Requests as consoles get them: running, waiting, and those that ended in the last minutes.
+
+Each field of a row carries the tick of its last change. Times are seconds since the feed's start.
+Segments say which phase began when, and in which slot, so that a page opened now can draw the
+slots of the last minutes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FIELDS = (
+    "id",
+    "owner",
+    "from",
+    "class",
+    "state",
+    "slot",
+    "prompt",
+    "cached",
+    "computed",
+    "written",
+    "blocks",
+    "own",
+    "position",
+    "since",
+    "ttft",
+    "speed",
+    "preempted",
+    "segments",
+    "ended",
+    "reason",
+)
+_INDEX = {name: number for number, name in enumerate(FIELDS)}
+_ENGINE_FIELDS = {
+    "class": "request_class",
+    "state": "state",
+    "slot": "slot",
+    "prompt": "num_prompt_tokens",
+    "cached": "num_cached_tokens",
+    "computed": "num_computed_tokens",
+    "written": "num_output_tokens",
+    "blocks": "num_blocks",
+    "own": "num_own_blocks",
+    "position": "queue_position",
+    "preempted": "num_preemptions",
+}
+QUEUED, PREFILL, DECODE, PREEMPTED = range(4)
+_PHASES = {"waiting": QUEUED, "prefill": PREFILL, "decode": DECODE, "preempted": PREEMPTED}
+_NO_SLOT = -1
+
+# How long an ended request stays known, and how much of that a fresh page gets.
+KEEP_ENDED_S = 900.0
+FRESH_PAGE_S = 150.0
+MAX_ROWS = 4000
+# Waiting requests past this place are counted but not listed.
+MAX_LISTED_WAITING = 100
+_ENDINGS = {"finished": "stop", "aborted": "abort", "failed": "error"}
+
+
+@dataclass(slots=True)
+class Row:
+    handle: int
+    values: list[Any] = field(default_factory=lambda: [None] * len(FIELDS))
+    versions: list[int] = field(default_factory=lambda: [-1] * len(FIELDS))
+    version: int = -1
+
+    def get(self, name: str) -> Any:
+        return self.values[_INDEX[name]]
+
+    def put(self, name: str, value: Any, tick: int) -> None:
+        index = _INDEX[name]
+        if self.values[index] != value:
+            self.values[index] = value
+            self.versions[index] = self.version = tick
+
+    @property
+    def ended(self) -> float | None:
+        return self.get("ended")
+
+
+class RequestLog:
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+        # Handles of requests that the block map named before the list of requests did, too.
+        self._handles: dict[str, int] = {}
+        self._next_handle = 0
+
+    def handle_of(self, request_id: str) -> int:
+        handle = self._handles.get(request_id)
+        if handle is None:
+            handle = self._handles[request_id] = self._next_handle
+            self._next_handle += 1
+        return handle
+
+    def rows(self) -> Iterable[Row]:
+        return self._rows.values()
+
+    def find(self, request_id: str) -> Row | None:
+        return self._rows.get(request_id)
+
+    def observe(self, requests: Iterable[Mapping[str, Any]], now: float, tick: int) -> None:
+        """Take the engine's list over; a request that is no longer in it has ended."""
+        present: set[str] = set()
+        for info in requests:
+            request_id = str(info["request_id"])
+            present.add(request_id)
+            position = info.get("queue_position")
+            if request_id not in self._rows and (position or 0) >= MAX_LISTED_WAITING:
+                continue
+            self._observe_one(request_id, info, now, tick)
+        for request_id, row in self._rows.items():
+            if row.ended is None and request_id not in present:
+                self._end(row, now, row.get("reason") or "stop", tick)
+        self._forget(now)
+
+    def observe_event(self, event: Mapping[str, Any], at: float, tick: int) -> None:
+        """Learn from an event what a look four times a second misses: short requests, and ends."""
+        request_id, kind = event.get("request_id"), event["kind"]
+        if request_id is None or kind not in ("admitted", *_ENDINGS):
+            return
+        data = event.get("data") or {}
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._new_row(request_id, event.get("labels") or {}, at, tick)
+            row.put("since", round(at - float(data.get("queue_s", 0.0)), 2), tick)
+        for name, engine_name in _ENGINE_FIELDS.items():
+            if engine_name in data:
+                row.put(name, data[engine_name], tick)
+        if kind == "admitted" and row.ended is None:
+            slot = data.get("slot", row.get("slot"))
+            if slot is not None:
+                self._segment(row, PREFILL, int(slot), at, tick)
+        elif kind in _ENDINGS and row.ended is None:
+            self._end(row, at, str(data.get("finish_reason") or _ENDINGS[kind]), tick)
+
+    def delta_since(self, base: int, now: float) -> list[list[Any]]:
+        """Changed rows, each flat: handle, then field number and value for every changed field."""
+        whole = base < 0
+        delta: list[list[Any]] = []
+        for row in self._rows.values():
+            if row.version <= base:
+                continue
+            if whole and row.ended is not None and row.ended < now - FRESH_PAGE_S:
+                continue
+            flat: list[Any] = [row.handle]
+            for index, version in enumerate(row.versions):
+                if version > base:
+                    flat += (index, row.values[index])
+            delta.append(flat)
+        return delta
+
+    def _observe_one(self, request_id: str, info: Mapping[str, Any], now: float, tick: int) -> None:
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._new_row(request_id, info.get("labels") or {}, now, tick)
+            row.put("owner", owner_of(info), tick)
+        if row.get("since") is None or row.ended is not None:
+            row.put("since", round(now - float(info.get("age_s") or 0.0), 2), tick)
+        row.put("ended", None, tick)
+        row.put("owner", owner_of(info), tick)
+        for name, engine_name in _ENGINE_FIELDS.items():
+            row.put(name, info.get(engine_name), tick)
+        ttft, speed = info.get("ttft_s"), info.get("tokens_per_s")
+        row.put("ttft", None if ttft is None else round(ttft, 3), tick)
+        row.put("speed", None if speed is None else round(speed, 1), tick)
+        self._follow_phase(row, info, now, tick)
+
+    def _follow_phase(self, row: Row, info: Mapping[str, Any], now: float, tick: int) -> None:
+        phase = _PHASES.get(str(info.get("state")), QUEUED)
+        segments: list[float] = row.get("segments") or []
+        last_phase = segments[-3] if segments else None
+        last_slot = int(segments[-2]) if segments else _NO_SLOT
+        slot = info.get("slot")
+        at = now
+        if phase == DECODE and last_phase != DECODE and row.get("ttft") is not None:
+            # The first token's time is exact; a look may come up to a second later.
+            first_token = row.get("since") + row.get("ttft")
+            if last_phase in (None, QUEUED) and slot is not None:
+                began = max(row.get("since"), segments[-1] if segments else 0.0)
+                self._segment(row, PREFILL, slot, min(began, first_token), tick)
+            last_at = (row.get("segments") or [0.0])[-1]
+            at = min(now, max(first_token, last_at))
+        if not segments and phase == QUEUED:
+            at = row.get("since")
+        if phase == PREEMPTED:
+            slot = last_slot
+        self._segment(row, phase, _NO_SLOT if slot is None else int(slot), at, tick)
+
+    def _segment(self, row: Row, phase: int, slot: int, at: float, tick: int) -> None:
+        segments: list[float] = row.get("segments") or []
+        if segments and segments[-3] == phase and segments[-2] == slot:
+            return
+        row.put("segments", [*segments, phase, slot, round(at, 2)], tick)
+
+    def _new_row(self, request_id: str, labels: Mapping[str, str], now: float, tick: int) -> Row:
+        row = self._rows[request_id] = Row(self.handle_of(request_id))
+        row.put("id", request_id, tick)
+        row.put("owner", labels.get("user") or "someone", tick)
+        row.put("from", source_words(labels), tick)
+        return row
+
+    def _end(self, row: Row, at: float, reason: str, tick: int) -> None:
+        row.put("ended", round(at, 2), tick)
+        row.put("reason", reason, tick)
+        row.put("state", "ended", tick)
+        row.put("speed", None, tick)
+
+    def _forget(self, now: float) -> None:
+        ended = [
+            (row.ended, request_id)
+            for request_id, row in self._rows.items()
+            if row.ended is not None
+        ]
+        excess = len(self._rows) - MAX_ROWS
+        for number, (at, request_id) in enumerate(sorted(ended)):
+            if at < now - KEEP_ENDED_S or number < excess:
+                del self._rows[request_id]
+                self._handles.pop(request_id, None)
+
+
+def owner_of(info: Mapping[str, Any]) -> str:
+    """The user's id as text where the engine's owner names one, else the owner itself."""
+    owner = str(info.get("owner") or "someone")
+    return owner.removeprefix("user:")
+
+
+def source_words(labels: Mapping[str, str]) -> str:
+    if labels.get("key_prefix"):
+        return f"key {labels['key_prefix']}"
+    return labels.get("source") or "unknown"
