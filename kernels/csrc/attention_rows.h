@@ -1,0 +1,101 @@
+// Paged attention of single query rows (arXiv:2309.06180) with an online softmax in base 2
+// (arXiv:1805.02867). The cache is walked once, block by block over all kv heads of the item, so
+// that memory is read in the order it lies in. A file that includes this defines first:
+//
+//   kRunTokens                      most tokens of one run (a run lies inside one block)
+//   attend_run(run, state)          scores, softmax and weighted sum of one run for one kv head
+//   store_sum(acc, head_dim, scale, out)   one head's weighted sum, in plain order, to float or Act
+#pragma once
+
+#include "attention_run.h"
+
+namespace blockhouse {
+namespace {
+
+int64_t attention_scratch_rows(const AttentionArgs& args, int64_t, int64_t heads) {
+  return heads * (args.head_dim + 2);
+}
+
+void start_heads(int64_t heads, int64_t dim, float* acc, float* maximum, float* sum) {
+  for (int64_t i = 0; i < heads * dim; i++) acc[i] = 0.0f;
+  for (int64_t h = 0; h < heads; h++) {
+    maximum[h] = -__builtin_inff();
+    sum[h] = 0.0f;
+  }
+}
+
+// Where the next tokens of a context will be read: the run after `position`, or null at the end.
+BH_INLINE int64_t block_offset(const AttentionArgs& args, const int32_t* table, int64_t position) {
+  const int64_t slot = (int64_t)table[position / args.block_size] * args.block_size +
+                       position % args.block_size;
+  return slot * args.num_kv_heads * args.head_dim;
+}
+
+BH_INLINE int64_t run_length(const AttentionArgs& args, int64_t position, int64_t end) {
+  int64_t tokens = args.block_size - position % args.block_size;
+  if (tokens > kRunTokens) tokens = kRunTokens;
+  return tokens < end - position ? tokens : end - position;
+}
+
+void attend_row(const AttentionArgs& args, const AttentionItem& item, int64_t row,
+                int64_t context_end, float* scratch) {
+  const int64_t dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
+  const int64_t first_head = item.kv_head_begin * group;
+  const int64_t heads = (item.kv_head_end - item.kv_head_begin) * group;
+  const int64_t token_stride = args.num_kv_heads * dim;
+  const int32_t* table = args.block_tables + item.request * args.table_stride;
+  const Act* query = (const Act*)args.query + row * args.query_stride;
+  float* acc = scratch;
+  float* maximum = acc + heads * dim;
+  float* sum = maximum + heads;
+  start_heads(heads, dim, acc, maximum, sum);
+
+  int64_t position = item.context_begin;
+  while (position < context_end) {
+    const int64_t tokens = run_length(args, position, context_end);
+    const int64_t offset = block_offset(args, table, position);
+    const int64_t next = position + tokens;
+    const int64_t next_offset = next < context_end ? block_offset(args, table, next) : offset;
+    for (int64_t kv = item.kv_head_begin; kv < item.kv_head_end; kv++) {
+      const int64_t head = (kv - item.kv_head_begin) * group;
+      Run run;
+      run.query = query + kv * group * dim;
+      run.keys = args.key_cache + offset + kv * dim;
+      run.values = args.value_cache + offset + kv * dim;
+      run.next_keys = args.key_cache + next_offset + kv * dim;
+      run.next_values = args.value_cache + next_offset + kv * dim;
+      run.token_stride = token_stride;
+      run.tokens = tokens;
+      run.group = group;
+      run.head_dim = dim;
+      run.scale = args.scale * kLog2E;
+      attend_run(run, acc + head * dim, maximum + head, sum + head);
+    }
+    position = next;
+  }
+
+  for (int64_t h = 0; h < heads; h++) {
+    if (item.partial) {
+      float* part = item.partial + (first_head + h) * (dim + 2);
+      store_sum(acc + h * dim, dim, 1.0f, part);
+      part[dim] = maximum[h];
+      part[dim + 1] = sum[h];
+    } else {
+      Act* out = (Act*)args.out + (row * args.num_heads + first_head + h) * dim;
+      store_sum(acc + h * dim, dim, 1.0f / sum[h], out);
+    }
+  }
+}
+
+// Several rows one after another: right everywhere, and what serves where no tiled kernel does.
+void attend_rows(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  if (item.num_rows == 1) {
+    attend_row(args, item, item.first_row, item.context_end, scratch);
+    return;
+  }
+  for (int64_t r = 0; r < item.num_rows; r++)
+    attend_row(args, item, item.first_row + r, item.first_position + r + 1, scratch);
+}
+
+}  // namespace
+}  // namespace blockhouse

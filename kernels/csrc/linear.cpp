@@ -1,0 +1,127 @@
+#include "linear.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+
+namespace blockhouse {
+namespace {
+
+using PackOp = at::Tensor(const at::Tensor&, std::optional<c10::SymInt>);
+using LinearOp = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                            std::string_view, c10::List<std::optional<at::Scalar>>,
+                            std::optional<std::string_view>);
+
+template <class Op>
+const c10::TypedOperatorHandle<Op>* find_op(const char* name) {
+  static const auto found = [name]() -> std::optional<c10::TypedOperatorHandle<Op>> {
+    auto handle = c10::Dispatcher::singleton().findSchema({name, ""});
+    if (!handle) return std::nullopt;
+    return handle->template typed<Op>();
+  }();
+  return found ? &*found : nullptr;
+}
+
+// Rows that the dense pack is laid out for.
+constexpr int64_t kPackRows = 16;
+
+}  // namespace
+
+const Kernels& kernels_named(const std::string& id) {
+  const Kernels* kernels = find_kernels(id.c_str());
+  TORCH_CHECK(kernels, "no kernels named ", id, " on this processor");
+  return *kernels;
+}
+
+Linear::Linear(const std::string& kernels_id, int64_t num_columns, int64_t depth)
+    : kernels_(kernels_named(kernels_id)), num_columns_(num_columns), depth_(depth) {}
+
+void Linear::set_dense(const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && weight.size(0) == num_columns_ && weight.size(1) == depth_,
+              "weight is ", weight.sizes(), ", expected [", num_columns_, ", ", depth_, "]");
+  const auto dtype = kernels_.bf16_activations ? at::kBFloat16 : at::kFloat;
+  at::Tensor plain = weight.to(dtype).contiguous();
+  const auto* pack = find_op<PackOp>("mkldnn::_reorder_linear_weight");
+  const bool can_run = find_op<LinearOp>("mkldnn::_linear_pointwise") != nullptr;
+  dense_is_packed_ = pack && can_run;
+  dense_ = dense_is_packed_ ? pack->call(plain, c10::SymInt(kPackRows)) : plain;
+}
+
+bool Linear::set_groups(const at::Tensor& quants, const at::Tensor& scales,
+                        const std::optional<at::Tensor>& mins) {
+  const bool four = quants.size(1) * 2 == depth_;
+  QuantWeights weights{};
+  weights.num_columns = num_columns_;
+  weights.depth = depth_;
+  weights.bits = four ? 4 : 8;
+  weights.has_min = mins.has_value();
+  const bool covered = depth_ % 32 == 0 && num_columns_ % kernels_.tile_columns == 0 &&
+                       (four || quants.size(1) == depth_) && !(weights.has_min && !four);
+  if (!covered) return false;
+  const at::Tensor plain_quants = quants.contiguous(), plain_scales = scales.contiguous();
+  const at::Tensor plain_mins = mins ? mins->contiguous() : at::Tensor();
+  TORCH_CHECK(plain_quants.scalar_type() == at::kByte && plain_scales.scalar_type() == at::kHalf &&
+                  (!mins || plain_mins.scalar_type() == at::kHalf),
+              "groups are uint8 values with float16 scales and mins");
+  TORCH_CHECK(plain_quants.size(0) == num_columns_ &&
+                  plain_scales.numel() == num_columns_ * depth_ / 32 &&
+                  (!mins || plain_mins.numel() == plain_scales.numel()),
+              "groups do not match a weight of [", num_columns_, ", ", depth_, "]");
+
+  int64_t value_bytes = 0, num_scales = 0;
+  kernels_.quant_sizes(weights, &value_bytes, &num_scales);
+  at::Tensor values = at::empty({value_bytes}, at::kByte);
+  at::Tensor packed_scales = at::empty({num_scales}, at::kHalf);
+  weights.values = values.data_ptr<uint8_t>();
+  weights.scales = (uint16_t*)packed_scales.data_ptr();
+  QuantSource source{plain_quants.const_data_ptr<uint8_t>(),
+                     (const uint16_t*)plain_scales.const_data_ptr(),
+                     mins ? (const uint16_t*)plain_mins.const_data_ptr() : nullptr};
+  if (!kernels_.quant_pack(source, weights)) return false;
+  groups_ = weights;
+  group_values_ = values;
+  group_scales_ = packed_scales;
+  return true;
+}
+
+at::Tensor Linear::run(const at::Tensor& x, bool out_float) const {
+  const bool few = x.size(0) <= kernels_.quant_row_limit || !dense_.defined();
+  if (groups_.values && few) return run_groups(x, out_float);
+  TORCH_CHECK(dense_.defined(), "a linear without weights");
+  return run_dense(x, out_float);
+}
+
+at::Tensor Linear::run_groups(const at::Tensor& x, bool out_float) const {
+  const int64_t rows = x.size(0);
+  const auto dtype = out_float || !kernels_.bf16_activations ? at::kFloat : at::kBFloat16;
+  at::Tensor out = at::empty({rows, num_columns_}, dtype);
+  at::Tensor prepared = at::empty({kernels_.quant_rows_size(rows, depth_)}, at::kFloat);
+  QuantLinearArgs args{};
+  args.weights = groups_;
+  args.input = x.const_data_ptr();
+  args.rows = prepared.const_data_ptr<float>();
+  args.out = out.data_ptr();
+  args.out_float = dtype == at::kFloat;
+  args.num_rows = rows;
+  kernels_.quant_prepare_rows(args.input, prepared.data_ptr<float>(), rows, depth_);
+  at::parallel_for(0, num_columns_ / kernels_.tile_columns, 1, [&](int64_t begin, int64_t end) {
+    kernels_.quant_linear(args, begin, end);
+  });
+  return out;
+}
+
+at::Tensor Linear::run_dense(const at::Tensor& x, bool out_float) const {
+  at::Tensor out;
+  if (dense_is_packed_) {
+    static const c10::List<std::optional<at::Scalar>> none;
+    out = find_op<LinearOp>("mkldnn::_linear_pointwise")
+              ->call(x, dense_, std::nullopt, "none", none, "");
+  } else {
+    out = at::linear(x, dense_);
+  }
+  return out_float ? out.to(at::kFloat) : out;
+}
+
+}  // namespace blockhouse

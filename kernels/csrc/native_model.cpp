@@ -1,0 +1,211 @@
+#include "native_model.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include "attention_plan.h"
+
+namespace blockhouse {
+namespace {
+
+// Below these many rows a thread's wake-up costs more than its share of a cheap row op.
+constexpr int64_t kRowsPerThread = 8;
+
+template <class T>
+const T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+
+at::Tensor float_weight(const at::Tensor& weight) { return weight.to(at::kFloat).contiguous(); }
+
+}  // namespace
+
+NativeModel::NativeModel(const std::string& kernels_id, int64_t num_heads, double eps,
+                         double scale, at::Tensor embedding, at::Tensor final_norm,
+                         at::Tensor cos_sin, LinearPtr lm_head, at::Tensor key_cache,
+                         at::Tensor value_cache)
+    : kernels_(kernels_named(kernels_id)),
+      num_heads_(num_heads),
+      num_kv_heads_(key_cache.size(3)),
+      head_dim_(key_cache.size(4)),
+      hidden_(embedding.size(1)),
+      block_size_(key_cache.size(2)),
+      eps_((float)eps),
+      scale_((float)scale),
+      embedding_(embedding.to(at::kBFloat16).contiguous()),
+      final_norm_(float_weight(final_norm)),
+      cos_sin_(float_weight(cos_sin)),
+      key_cache_(key_cache),
+      value_cache_(value_cache),
+      lm_head_(std::move(lm_head)) {
+  for (const at::Tensor* cache : {&key_cache_, &value_cache_})
+    TORCH_CHECK(cache->dim() == 5 && cache->is_contiguous() &&
+                    cache->scalar_type() == at::kBFloat16 && cache->device().is_cpu(),
+                "a cache is a contiguous bfloat16 tensor of five dimensions on the CPU");
+  TORCH_CHECK(num_heads_ % num_kv_heads_ == 0 && head_dim_ % 8 == 0 && head_dim_ <= 256,
+              "head sizes are multiples of 8 up to 256, and heads share kv heads evenly");
+  TORCH_CHECK(cos_sin_.dim() == 2 && cos_sin_.size(1) == head_dim_, "cos_sin is ",
+              cos_sin_.sizes());
+}
+
+void NativeModel::add_layer(at::Tensor input_norm, at::Tensor post_norm, LinearPtr qkv,
+                            LinearPtr output, LinearPtr gate_up, LinearPtr down,
+                            std::optional<at::Tensor> qkv_bias,
+                            std::optional<at::Tensor> query_norm,
+                            std::optional<at::Tensor> key_norm) {
+  const int64_t width = (num_heads_ + 2 * num_kv_heads_) * head_dim_;
+  TORCH_CHECK(qkv->num_columns() == width && qkv->depth() == hidden_ &&
+                  output->num_columns() == hidden_ && output->depth() == num_heads_ * head_dim_ &&
+                  gate_up->depth() == hidden_ && down->num_columns() == hidden_ &&
+                  gate_up->num_columns() == 2 * down->depth(),
+              "a layer's linears do not fit together");
+  TORCH_CHECK((int64_t)layers_.size() < key_cache_.size(0), "more layers than the cache has");
+  Layer layer;
+  layer.input_norm = float_weight(input_norm);
+  layer.post_norm = float_weight(post_norm);
+  if (qkv_bias) layer.qkv_bias = float_weight(*qkv_bias);
+  if (query_norm) layer.query_norm = float_weight(*query_norm);
+  if (key_norm) layer.key_norm = float_weight(*key_norm);
+  layer.qkv = std::move(qkv);
+  layer.output = std::move(output);
+  layer.gate_up = std::move(gate_up);
+  layer.down = std::move(down);
+  layers_.push_back(std::move(layer));
+}
+
+at::Tensor NativeModel::forward(at::Tensor input_ids, at::Tensor positions,
+                                at::Tensor slot_mapping, at::Tensor block_tables,
+                                at::Tensor seq_lens, at::Tensor query_start_loc,
+                                at::Tensor logits_indices) {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const StepTensors step{input_ids, positions,       slot_mapping,  block_tables,
+                         seq_lens,  query_start_loc, logits_indices};
+  check_step(step);
+  at::Tensor residual = embed(input_ids), delta;
+  for (size_t i = 0; i < layers_.size(); i++) {
+    const Layer& layer = layers_[i];
+    at::Tensor qkv = layer.qkv->run(norm(residual, delta, layer.input_norm, {}), false);
+    rope_and_write(qkv, step, (int64_t)i);
+    delta = layer.output->run(attend(qkv, step, (int64_t)i), false);
+    at::Tensor gate_up = layer.gate_up->run(norm(residual, delta, layer.post_norm, {}), false);
+    delta = layer.down->run(silu_and_mul(gate_up), false);
+  }
+  if (!logits_indices.size(0)) return at::empty({0, lm_head_->num_columns()}, at::kFloat);
+  return lm_head_->run(norm(residual, delta, final_norm_, logits_indices), true);
+}
+
+void NativeModel::check_step(const StepTensors& step) const {
+  for (const at::Tensor* tensor : {&step.input_ids, &step.positions, &step.slot_mapping,
+                                   &step.logits_indices})
+    TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->is_contiguous(),
+                "ids, positions, slots and logits indices are contiguous int64");
+  for (const at::Tensor* tensor : {&step.block_tables, &step.seq_lens, &step.query_start_loc})
+    TORCH_CHECK(tensor->scalar_type() == at::kInt && tensor->is_contiguous(),
+                "block tables, lengths and starts are contiguous int32");
+  const int64_t tokens = step.input_ids.size(0), requests = step.seq_lens.size(0);
+  TORCH_CHECK(tokens > 0 && step.positions.size(0) == tokens &&
+                  step.slot_mapping.size(0) == tokens && step.block_tables.size(0) == requests &&
+                  step.query_start_loc.size(0) == requests + 1,
+              "a step's tensors do not agree in length");
+  TORCH_CHECK((int64_t)layers_.size() == key_cache_.size(0), "layers are missing");
+  const int64_t* ids = step.input_ids.const_data_ptr<int64_t>();
+  const int64_t* positions = step.positions.const_data_ptr<int64_t>();
+  const int64_t vocab = embedding_.size(0), limit = cos_sin_.size(0);
+  for (int64_t i = 0; i < tokens; i++)
+    TORCH_CHECK(ids[i] >= 0 && ids[i] < vocab && positions[i] >= 0 && positions[i] < limit,
+                "token ", i, " has id ", ids[i], " at position ", positions[i], "; below ", vocab,
+                " at a position below ", limit, " is allowed");
+}
+
+at::Tensor NativeModel::new_activations(int64_t rows, int64_t columns) const {
+  return at::empty({rows, columns}, kernels_.bf16_activations ? at::kBFloat16 : at::kFloat);
+}
+
+at::Tensor NativeModel::embed(const at::Tensor& input_ids) const {
+  const int64_t rows = input_ids.size(0);
+  at::Tensor out = at::empty({rows, hidden_}, at::kFloat);
+  const auto* table = (const bf16*)embedding_.const_data_ptr();
+  const int64_t* ids = input_ids.const_data_ptr<int64_t>();
+  float* to = out.data_ptr<float>();
+  at::parallel_for(0, rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
+    kernels_.embed(table, ids, to, hidden_, begin, end);
+  });
+  return out;
+}
+
+at::Tensor NativeModel::norm(const at::Tensor& residual, const at::Tensor& delta,
+                             const at::Tensor& weight, const at::Tensor& rows) const {
+  const int64_t count = rows.defined() ? rows.size(0) : residual.size(0);
+  at::Tensor out = new_activations(count, hidden_);
+  NormArgs args{};
+  args.residual = residual.data_ptr<float>();
+  args.delta = delta.defined() ? delta.const_data_ptr() : nullptr;
+  args.weight = weight.const_data_ptr<float>();
+  args.rows = data_or_null<int64_t>(rows);
+  args.out = out.data_ptr();
+  args.hidden = hidden_;
+  args.eps = eps_;
+  at::parallel_for(0, count, kRowsPerThread, [&](int64_t begin, int64_t end) {
+    kernels_.add_rms_norm(args, begin, end);
+  });
+  return out;
+}
+
+void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
+                                 int64_t layer) const {
+  const at::Tensor keys = key_cache_.select(0, layer), values = value_cache_.select(0, layer);
+  const Layer& weights = layers_[(size_t)layer];
+  RopeArgs args{};
+  args.qkv = qkv.data_ptr();
+  args.bias = data_or_null<float>(weights.qkv_bias);
+  args.query_norm = data_or_null<float>(weights.query_norm);
+  args.key_norm = data_or_null<float>(weights.key_norm);
+  args.cos_sin = cos_sin_.const_data_ptr<float>();
+  args.positions = step.positions.const_data_ptr<int64_t>();
+  args.slots = step.slot_mapping.const_data_ptr<int64_t>();
+  args.key_cache = (bf16*)keys.data_ptr();
+  args.value_cache = (bf16*)values.data_ptr();
+  args.num_slots = keys.size(0) * block_size_;
+  args.num_heads = num_heads_;
+  args.num_kv_heads = num_kv_heads_;
+  args.head_dim = head_dim_;
+  args.eps = eps_;
+  at::parallel_for(0, qkv.size(0), kRowsPerThread, [&](int64_t begin, int64_t end) {
+    kernels_.rope_and_write(args, begin, end);
+  });
+}
+
+at::Tensor NativeModel::attend(const at::Tensor& qkv, const StepTensors& step,
+                               int64_t layer) const {
+  at::Tensor out = new_activations(qkv.size(0), num_heads_ * head_dim_);
+  AttentionArgs args{};
+  args.query = qkv.const_data_ptr();
+  args.query_stride = qkv.size(1);
+  args.key_cache = (const bf16*)key_cache_.select(0, layer).const_data_ptr();
+  args.value_cache = (const bf16*)value_cache_.select(0, layer).const_data_ptr();
+  args.block_tables = step.block_tables.const_data_ptr<int32_t>();
+  args.table_stride = step.block_tables.size(1);
+  args.block_size = block_size_;
+  args.num_heads = num_heads_;
+  args.num_kv_heads = num_kv_heads_;
+  args.head_dim = head_dim_;
+  args.scale = scale_;
+  args.out = out.data_ptr();
+  run_attention(kernels_, args, step.seq_lens.const_data_ptr<int32_t>(),
+                step.query_start_loc.const_data_ptr<int32_t>(), step.seq_lens.size(0));
+  return out;
+}
+
+at::Tensor NativeModel::silu_and_mul(const at::Tensor& gate_up) const {
+  const int64_t rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  at::Tensor out = new_activations(rows, width);
+  const void* from = gate_up.const_data_ptr();
+  void* to = out.data_ptr();
+  at::parallel_for(0, rows, kRowsPerThread / 2, [&](int64_t begin, int64_t end) {
+    kernels_.silu_and_mul(from, to, width, begin, end);
+  });
+  return out;
+}
+
+}  // namespace blockhouse

@@ -1,0 +1,107 @@
+"""Linears of the compiled step, each set of kernels forced in turn."""
+
+import platform
+
+import pytest
+import torch
+
+from kernels.native import library
+from tests.kernels.native_cases import grouped_linear, random_groups, usable_kernels
+
+KERNELS = usable_kernels()
+FORMATS = [
+    pytest.param(4, True, id="4-bit-with-mins"),
+    pytest.param(4, False, id="4-bit-centred"),
+    pytest.param(8, False, id="8-bit"),
+]
+
+
+def rows_of(rng: torch.Generator, kernels: str, num_rows: int, depth: int) -> torch.Tensor:
+    rows = torch.randn(num_rows, depth, generator=rng).bfloat16()
+    return rows.to(library.activations_dtype(kernels))
+
+
+def test_the_processor_runs_more_than_one_set_of_kernels_on_x86() -> None:
+    assert KERNELS[-1] == "portable"
+    assert len(set(KERNELS)) == len(KERNELS)
+    if platform.machine() == "x86_64" and torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        assert "avx2" in KERNELS
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("bits", "with_mins"), FORMATS)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 16, 33, 70])
+def test_groups_multiply_exactly_but_for_rounding_of_sums(
+    rng, kernels, bits, with_mins, num_rows
+) -> None:
+    groups = random_groups(rng, 64, 192, bits=bits, with_mins=with_mins)
+    rows = rows_of(rng, kernels, num_rows, 192)
+    got = grouped_linear(kernels, groups).run(rows, True)
+    want = rows.double() @ groups.weight.T
+    # Weights and inputs are exact in the products; only fp32 sums round.
+    torch.testing.assert_close(got.double(), want, atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("bits", "with_mins"), FORMATS)
+def test_a_row_of_groups_does_not_depend_on_its_neighbours(rng, kernels, bits, with_mins) -> None:
+    linear = grouped_linear(kernels, random_groups(rng, 48, 96, bits=bits, with_mins=with_mins))
+    rows = rows_of(rng, kernels, 16, 96)
+    together = linear.run(rows, True)
+    for count in (1, 2, 3, 5, 9):
+        assert torch.equal(linear.run(rows[:count], True), together[:count])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_few_rows_take_groups_and_many_take_the_dense_weights(rng, kernels) -> None:
+    groups = random_groups(rng, 32, 64, bits=4, with_mins=True)
+    linear = grouped_linear(kernels, groups)
+    other = torch.randn(32, 64, generator=rng)
+    linear.set_dense(other)
+    rows = rows_of(rng, kernels, 600, 64)
+    few, many = linear.run(rows[:4], True), linear.run(rows, True)
+    torch.testing.assert_close(few.double(), rows[:4].double() @ groups.weight.T, atol=1e-4, rtol=0)
+    dtype = library.activations_dtype(kernels)
+    want = rows.float() @ other.to(dtype).float().T
+    # One rounding of the result to bf16, where activations are bf16.
+    torch.testing.assert_close(many, want, atol=1e-4, rtol=2**-8)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_shapes_and_forms_outside_the_packed_form_are_declined(rng, kernels) -> None:
+    narrow = random_groups(rng, 12, 64, bits=4, with_mins=True)
+    linear = library.new_linear(kernels, 12, 64)
+    assert not linear.set_groups(narrow.quants, narrow.scales, narrow.mins)
+    with_mins = random_groups(rng, 32, 64, bits=8, with_mins=True)
+    linear = library.new_linear(kernels, 32, 64)
+    assert not linear.set_groups(with_mins.quants, with_mins.scales, with_mins.mins)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_eight_bits_of_minus_128_are_declined_or_exact(rng, kernels) -> None:
+    groups = random_groups(rng, 32, 64, bits=8, with_mins=False)
+    groups.quants[3, 5] = 0
+    linear = library.new_linear(kernels, 32, 64)
+    if linear.set_groups(groups.quants, groups.scales, None):
+        groups.weight[3, 5] = -128 * groups.scales[3, 0].double()
+        rows = rows_of(rng, kernels, 3, 64)
+        want = rows.double() @ groups.weight.T
+        torch.testing.assert_close(linear.run(rows, True).double(), want, atol=3e-5, rtol=0)
+    else:
+        assert library.activations_dtype(kernels) == torch.bfloat16
+
+
+def test_groups_of_another_matrix_are_refused(rng) -> None:
+    groups = random_groups(rng, 32, 64, bits=4, with_mins=True)
+    linear = library.new_linear(KERNELS[0], 32, 64)
+    with pytest.raises(RuntimeError, match="groups do not match a weight of"):
+        linear.set_groups(groups.quants, groups.scales[:16], groups.mins)
+    with pytest.raises(RuntimeError, match="float16 scales"):
+        linear.set_groups(groups.quants, groups.scales.float(), groups.mins)
+    with pytest.raises(RuntimeError, match="weight is"):
+        linear.set_dense(torch.zeros(64, 32))
+
+
+def test_an_unknown_set_of_kernels_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="no kernels named sse9"):
+        library.new_linear("sse9", 32, 64)
