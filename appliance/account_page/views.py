@@ -1,5 +1,8 @@
 """The account page: reads from selectors of the apps below, changes through their services."""
 
+import math
+from datetime import timedelta
+
 from django.contrib import messages
 from django.db.models import F, Sum
 from django.http import HttpRequest, HttpResponse
@@ -108,6 +111,7 @@ def _keys(user: User) -> list[ApiKey]:
     keys = list(user.api_keys.all())
     for key in keys:
         key.tokens_today = used.get(key.pk, 0)
-        key.days_left = (key.expires_at - timezone.now()).days if key.expires_at else None
-        key.ends_soon = key.days_left is not None and key.days_left < SOON_DAYS
+        left = key.expires_at - timezone.now() if key.expires_at else None
+        key.days_left = math.ceil(left / timedelta(days=1)) if left else None
+        key.ends_soon = key.days_left is not None and key.days_left <= SOON_DAYS
     return sorted(keys, key=lambda key: not key.is_live)

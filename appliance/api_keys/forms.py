@@ -29,6 +29,7 @@ class KeyForm(forms.Form):
         label="Ends after",
         required=False,
         choices=list(LIVES.items()),
+        initial="90",
         widget=forms.Select(attrs={"class": "select"}),
     )
 

@@ -1,11 +1,15 @@
 """The members page of admins, and the own password."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from django.core.management import call_command
 from django.test import Client
+from django.utils import timezone
 
 from appliance.accounts.models import User
 from appliance.accounts.services import user_set_password
+from appliance.accounts.templatetags.display import ago
 from tests.appliance.base import PASSWORD
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quick_passwords")]
@@ -133,3 +137,14 @@ def test_djangos_own_command_makes_the_first_admin(monkeypatch: pytest.MonkeyPat
     root = User.objects.get(username="root")
     assert root.is_admin
     assert root.check_password(PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "now"), (240, "4 min ago"), (3 * 3600 + 9, "3 h ago")]
+)
+def test_recent_times_are_told_as_ages(seconds: int, text: str) -> None:
+    assert ago(timezone.now() - timedelta(seconds=seconds)) == text
+
+
+def test_older_times_are_told_as_dates() -> None:
+    assert ago(datetime(2001, 3, 4, 5, 6, tzinfo=UTC)) == "4 Mar 2001 05:06"
