@@ -46,16 +46,19 @@ class Detokenizer:
         tokenizer: Tokenizer,
         *,
         stop: Sequence[str] = (),
-        hidden_ids: Iterable[int] = (),
+        ending_ids: Iterable[int] = (),
+        min_tokens: int = 0,
         strip_first_space: bool = False,
     ) -> None:
         """
         Args:
-            hidden_ids: ids that end the request; like control tokens they have no text.
+            ending_ids: ids that end the request; like control tokens they have no text.
+            min_tokens: before this many tokens neither ids nor stop strings end it.
             strip_first_space: drop one space at the very start, which some vocabularies put there.
         """
         self._tokenizer = tokenizer
-        self._hidden_ids = tokenizer.hidden_ids.union(hidden_ids)
+        self._ending_ids = frozenset(ending_ids)
+        self._min_tokens = min_tokens
         self._stops = StopStrings(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_first_space = strip_first_space
@@ -86,7 +89,7 @@ class Detokenizer:
                 unfinished = bool(self._decoder.getstate()[0])
                 end_char = self._num_decoded_chars + unfinished
                 self._pending.append(_Pending(entry, head, start_char, end_char))
-            now = self._stops.feed(text)
+            now = text if self.num_tokens < self._min_tokens else self._stops.feed(text)
             self._num_shown_chars += len(now)
             shown.append(now)
             entries += self._settled()
@@ -104,7 +107,9 @@ class Detokenizer:
         return Detokenized(text, entries)
 
     def _visible_bytes(self, token_id: int) -> bytes:
-        if token_id in self._hidden_ids:
+        if token_id in self._tokenizer.hidden_ids:
+            return b""
+        if token_id in self._ending_ids and self.num_tokens >= self._min_tokens:
             return b""
         raw = self._tokenizer.token_bytes(token_id)
         if self._strip_first_space and raw:

@@ -153,7 +153,12 @@ def test_a18_stops_agree_with_a_plain_search(text: str, stops: list[str], cuts: 
 def test_a20_no_end_token_shows() -> None:
     end = TOKENIZER.markers["<|im_end|>"].token_id
     assert run([*byte_ids(b"hi"), end])[0] == "hi"
-    assert run(byte_ids(b"hi!"), hidden_ids=byte_ids(b"!"))[0] == "hi"
+    assert run(byte_ids(b"hi!"), ending_ids=byte_ids(b"!"))[0] == "hi"
+
+
+def test_nothing_ends_the_text_before_min_tokens() -> None:
+    options = {"ending_ids": byte_ids(b"!"), "stop": ["b"], "min_tokens": 4}
+    assert run(byte_ids(b"!bc!ab"), **options)[0] == "!bca"
 
 
 def test_the_first_space_of_an_answer_can_be_dropped() -> None:
