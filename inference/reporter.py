@@ -64,11 +64,19 @@ class Reporter:
     def report(self, scheduler: Scheduler, positions: QueuePositions, now_s: float) -> None:
         """After each step: everything that started, was preempted, ended, or moved up."""
         news = scheduler.take_news()
+        # Requests that start and end within one step are in no slot any more: -1.
+        slots = {run.request: run.slot for run in scheduler.running} if news.started else {}
         for request in news.started:
             self._inbox.on_started(request)
             positions.on_gone(request)
             self.metrics.on_started(request, now_s)
-            self.events.add("admitted", request, queue_s=now_s - request.arrival_s)
+            self.events.add(
+                "admitted",
+                request,
+                queue_s=now_s - request.arrival_s,
+                slot=slots.get(request, -1),
+                cached_tokens=request.num_cached_tokens,
+            )
         for preemption in news.preempted:
             self._preempted(preemption)
         for request in news.ended:

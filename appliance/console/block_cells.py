@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 FREE, CACHED = -1, -2
 _NO_POSITION = -1
+# On the wire in place of a block's number of tokens: it is full, or nobody holds it any more.
+FULL = -1
 
 Ints = NDArray[np.int64]
 
@@ -32,7 +34,7 @@ class BlockCells:
         self._code_of: dict[tuple[str, ...], int] = {}
         self._holders: dict[int, tuple[list[int], int]] = {}
         self._next_code = 0
-        # Block -> tokens in it, and the tick of its last change; 0 stands for "full or not used".
+        # Block -> tokens in it, and the tick of its last change; FULL for full or not held.
         self._partial: dict[int, tuple[int, int]] = {}
 
     def observe(self, block_map: Mapping[str, Any], block_size: int, tick: int) -> None:
@@ -76,7 +78,7 @@ class BlockCells:
         partial = [
             number
             for block, (tokens, version) in self._partial.items()
-            if version > base and (tokens or not whole)
+            if version > base and (tokens != FULL or not whole)
             for number in (block, tokens)
         ]
         if partial:
@@ -86,7 +88,7 @@ class BlockCells:
     def forget_before(self, tick: int) -> None:
         """Drop what only a console older than `tick` would still need to hear of."""
         for block, (tokens, version) in list(self._partial.items()):
-            if not tokens and version < tick:
+            if tokens == FULL and version < tick:
                 del self._partial[block]
 
     def _resize(self, total: int, block_size: int, tick: int) -> None:
@@ -122,8 +124,8 @@ class BlockCells:
     def _observe_partial(self, partial: Mapping[Any, int], tick: int) -> None:
         now = {int(block): int(tokens) for block, tokens in partial.items()}
         for block, (tokens, _version) in self._partial.items():
-            if tokens and block not in now:
-                self._partial[block] = (0, tick)
+            if tokens != FULL and block not in now:
+                self._partial[block] = (FULL, tick)
         for block, tokens in now.items():
             known = self._partial.get(block)
             if known is None or known[0] != tokens:

@@ -25,67 +25,77 @@ def event_words(event: Mapping[str, Any]) -> Worded | None:
 
 
 def _preempted(who: str, data: Mapping[str, Any]) -> Worded:
-    again = data.get("recomputed_tokens", data.get("num_computed_tokens"))
-    tokens = f" ({_many(again, 'token')} recomputed)" if again else ""
-    why = data.get("reason") or "the pool was full"
-    return Worded("warn", "undo", f"{who}'s request was preempted{tokens}: {why}.")
+    lost = data.get("tokens_lost")
+    tokens = f" ({_many(lost, 'token')} recomputed)" if lost else ""
+    slots = data.get("value") if data.get("setting") == "slots" else None
+    fits = f" {_many(slots, 'slot')} would have fitted." if slots else ""
+    text = f"{who}'s request was preempted{tokens}: the pool was full.{fits}"
+    return Worded("warn", "undo", text)
 
 
 def _evicted(who: str, data: Mapping[str, Any]) -> Worded:
-    count = data.get("num_blocks", 1)
+    count = data.get("blocks", 1)
     verb = "was" if count == 1 else "were"
     text = f"{_many(count, 'cached block')} {verb} given away to make room, oldest first."
     return Worded("", "retry", text)
 
 
 def _admitted(who: str, data: Mapping[str, Any]) -> Worded | None:
-    reused = data.get("num_cached_tokens") or 0
+    reused = data.get("cached_tokens") or 0
     if reused < REUSED_TOKENS_WORTH_A_LINE:
         return None
     return Worded("ok", "check", f"{who}'s prompt reused {_many(reused, 'token')} from the cache.")
 
 
 def _aborted(who: str, data: Mapping[str, Any]) -> Worded | None:
-    if data.get("reason") == KILLED:
+    if data.get("detail") == KILLED:
         # Told with the admin's name by the one who did it.
         return None
-    written = data.get("num_output_tokens")
-    after = f" after {_many(written, 'token')}" if written is not None else ""
-    freed = data.get("num_blocks")
-    verb = "is" if freed == 1 else "are"
-    free = f" {_many(freed, 'block')} {verb} free again." if freed else ""
-    return Worded("", "stop", f"{who} stopped an answer{after}.{free}")
+    written = data.get("output_tokens") or 0
+    if not written:
+        return Worded("", "stop", f"{who}'s request ended before its first token.")
+    return Worded("", "stop", f"{who}'s answer was stopped after {_many(written, 'token')}.")
 
 
 def _failed(who: str, data: Mapping[str, Any]) -> Worded:
-    why = str(data.get("reason") or data.get("error") or "the engine gave no reason").rstrip(".")
-    return Worded("danger", "error", f"{who}'s request failed: {why}.")
+    if "num_requests" in data:
+        with_it = _many(data["num_requests"], "request")
+        why = _sentence(data.get("error"))
+        return Worded("danger", "error", f"A step of the model with {with_it} failed: {why}.")
+    return Worded("danger", "error", f"{who}'s request failed: {_sentence(data.get('detail'))}.")
 
 
 def _rejected(who: str, data: Mapping[str, Any]) -> Worded:
-    why = str(data.get("reason") or "the waiting line is full").rstrip(".")
+    why = REJECTIONS.get(str(data.get("why")), "it could not be served as it was")
     return Worded("warn", "block", f"{who}'s request was turned away: {why}.")
 
 
 def _tuned(who: str, data: Mapping[str, Any]) -> Worded:
-    name = SETTING_WORDS.get(str(data.get("name")), str(data.get("name", "A setting")))
-    before, after = data.get("before"), data.get("after", data.get("value"))
-    change = (
-        f"{value_words(before)} → {value_words(after)}"
-        if before is not None
-        else f"now {value_words(after)}"
-    )
-    effective = data.get("effective")
-    got = f" It runs at {value_words(effective)}." if effective not in (None, after) else ""
-    return Worded("", "info", f"{name}: {change}.{got}")
+    changes = [f"{SETTING_WORDS.get(name, name)}: now {value}" for name, value in data.items()]
+    return Worded("", "info", f"{'; '.join(changes)}.")
 
 
+REJECTIONS = {
+    "QueueFull": "the waiting line is full",
+    "PromptTooLong": "the prompt is too long",
+    "InvalidPrompt": "the prompt cannot be read",
+    "InvalidSamplingParams": "an option was out of its range",
+    "EngineStopping": "the server is stopping",
+}
 SETTING_WORDS = {
     "slots": "Parallel slots",
     "reserved_interactive_slots": "Slots kept for chat",
-    "token_budget": "Token budget a step",
-    "context_limit": "Context limit",
-    "prefix_cache": "Prefix cache",
+    "max_num_batched_tokens": "Token budget a step",
+    "max_waiting_requests": "Waiting requests at most",
+    "max_waiting_tokens": "Waiting tokens at most",
+    "enable_prefix_cache": "Prefix cache",
+    "policy": "Batching",
+    "max_running_per_owner": "Slots for one user at most",
+    "max_blocks_per_owner": "Blocks for one user at most",
+    "admission_headroom": "Head-room for growth",
+    "aging_s": "Longest wait before going first",
+    "reserve_tokens": "Whole reservations",
+    "owner_weights": "User weights",
 }
 _WRITERS = {
     "preempted": _preempted,
@@ -100,6 +110,10 @@ _WRITERS = {
 
 def _many(count: Any, what: str) -> str:
     return f"{int(count):,} {what}{'' if int(count) == 1 else 's'}"
+
+
+def _sentence(text: Any) -> str:
+    return str(text or "no reason was given").rstrip(".")
 
 
 def value_words(value: Any) -> str:

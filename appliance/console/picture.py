@@ -20,6 +20,7 @@ FRESH_PAGE_EVENTS = 50
 MAX_BEHIND = 1200
 # After somebody's own change was announced by name, the engine's event about it says it again.
 _ANNOUNCED_S = 2.0
+_EVICTIONS_EVERY_S = 30.0
 
 
 class Picture:
@@ -35,6 +36,8 @@ class Picture:
         self._events: deque[tuple[int, list[Any]]] = deque(maxlen=KEEP_EVENTS)
         self._num_events = 0
         self._announced_at = -_ANNOUNCED_S
+        self._evicted_told_at = -_EVICTIONS_EVERY_S
+        self._evicted_blocks = 0
 
     def observe(
         self,
@@ -51,12 +54,9 @@ class Picture:
         tick = self.tick
         for event in events:
             self.requests.observe_event(event, float(event["at"]) - epoch, tick)
-            worded = event_words(event)
-            if event["kind"] == "tuned" and now - self._announced_at < _ANNOUNCED_S:
-                worded = None
-            if worded:
-                self._add_event(worded, float(event["at"]))
-        self.requests.observe(state.get("requests") or (), now, tick)
+            self._tell(event)
+        waiting = int(state.get("waiting") or 0)
+        self.requests.observe(state.get("requests") or (), waiting, now, tick)
         self.samples.observe(state, self.now, tick)
         for name, value in state.items():
             if name != "requests":
@@ -116,6 +116,20 @@ class Picture:
         known = self._values.get(name)
         if known is None or known[0] != value:
             self._values[name] = (value, self.tick)
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "tuned" and self.now - self._announced_at < _ANNOUNCED_S:
+            return
+        if event["kind"] == "evicted":
+            # A full pool gives blocks away at every step: one line for all since the last line.
+            self._evicted_blocks += int(event["data"]["blocks"])
+            if self.now - self._evicted_told_at < _EVICTIONS_EVERY_S:
+                return
+            event = {**event, "data": {"blocks": self._evicted_blocks}}
+            self._evicted_blocks, self._evicted_told_at = 0, self.now
+        worded = event_words(event)
+        if worded:
+            self._add_event(worded, float(event["at"]))
 
     def _add_event(self, worded: Worded, at_unix: float, tick: int | None = None) -> None:
         self._num_events += 1

@@ -53,9 +53,9 @@ _NO_SLOT = -1
 KEEP_ENDED_S = 900.0
 FRESH_PAGE_S = 150.0
 MAX_ROWS = 4000
-# Waiting requests past this place are counted but not listed.
-MAX_LISTED_WAITING = 100
 _ENDINGS = {"finished": "stop", "aborted": "abort", "failed": "error"}
+# What an event of a request may tell, by our name.
+_EVENT_FIELDS = {"cached": "cached_tokens", "prompt": "prompt_tokens", "written": "output_tokens"}
 
 
 @dataclass(slots=True)
@@ -99,19 +99,23 @@ class RequestLog:
     def find(self, request_id: str) -> Row | None:
         return self._rows.get(request_id)
 
-    def observe(self, requests: Iterable[Mapping[str, Any]], now: float, tick: int) -> None:
-        """Take the engine's list over; a request that is no longer in it has ended."""
+    def observe(
+        self, requests: Iterable[Mapping[str, Any]], num_waiting: int, now: float, tick: int
+    ) -> None:
+        """Take the engine's list over: all that run, and the first of `num_waiting` that wait."""
         present: set[str] = set()
+        num_listed = 0
         for info in requests:
             request_id = str(info["request_id"])
             present.add(request_id)
-            position = info.get("queue_position")
-            if request_id not in self._rows and (position or 0) >= MAX_LISTED_WAITING:
-                continue
+            num_listed += info.get("queue_position") is not None
             self._observe_one(request_id, info, now, tick)
         for request_id, row in self._rows.items():
-            if row.ended is None and request_id not in present:
-                self._end(row, now, row.get("reason") or "stop", tick)
+            if row.ended is not None or request_id in present:
+                continue
+            # One that waits may only have moved past the end of the list; its end is an event.
+            if row.get("position") is None or num_listed >= num_waiting:
+                self._end(row, now, "stop", tick)
         self._forget(now)
 
     def observe_event(self, event: Mapping[str, Any], at: float, tick: int) -> None:
@@ -122,17 +126,19 @@ class RequestLog:
         data = event.get("data") or {}
         row = self._rows.get(request_id)
         if row is None:
-            row = self._new_row(request_id, event.get("labels") or {}, at, tick)
-            row.put("since", round(at - float(data.get("queue_s", 0.0)), 2), tick)
-        for name, engine_name in _ENGINE_FIELDS.items():
-            if engine_name in data:
-                row.put(name, data[engine_name], tick)
+            row = self._new_row(request_id, event.get("labels") or {}, tick)
+            waited = data.get("seconds", data.get("queue_s", 0.0))
+            row.put("since", round(at - float(waited), 2), tick)
+        for name, told in _EVENT_FIELDS.items():
+            if told in data:
+                row.put(name, data[told], tick)
         if kind == "admitted" and row.ended is None:
-            slot = data.get("slot", row.get("slot"))
-            if slot is not None:
-                self._segment(row, PREFILL, int(slot), at, tick)
+            slot = int(data.get("slot", _NO_SLOT))
+            if slot != _NO_SLOT:
+                row.put("slot", slot, tick)
+                self._segment(row, PREFILL, slot, at, tick)
         elif kind in _ENDINGS and row.ended is None:
-            self._end(row, at, str(data.get("finish_reason") or _ENDINGS[kind]), tick)
+            self._end(row, at, str(data.get("reason") or _ENDINGS[kind]), tick)
 
     def delta_since(self, base: int, now: float) -> list[list[Any]]:
         """Changed rows, each flat: handle, then field number and value for every changed field."""
@@ -153,8 +159,7 @@ class RequestLog:
     def _observe_one(self, request_id: str, info: Mapping[str, Any], now: float, tick: int) -> None:
         row = self._rows.get(request_id)
         if row is None:
-            row = self._new_row(request_id, info.get("labels") or {}, now, tick)
-            row.put("owner", owner_of(info), tick)
+            row = self._new_row(request_id, info.get("labels") or {}, tick)
         if row.get("since") is None or row.ended is not None:
             row.put("since", round(now - float(info.get("age_s") or 0.0), 2), tick)
         row.put("ended", None, tick)
@@ -180,7 +185,8 @@ class RequestLog:
                 began = max(row.get("since"), segments[-1] if segments else 0.0)
                 self._segment(row, PREFILL, slot, min(began, first_token), tick)
             last_at = (row.get("segments") or [0.0])[-1]
-            at = min(now, max(first_token, last_at))
+            # An earlier first token was before a preemption: this is when it went on.
+            at = min(now, first_token) if first_token >= last_at else now
         if not segments and phase == QUEUED:
             at = row.get("since")
         if phase == PREEMPTED:
@@ -193,10 +199,10 @@ class RequestLog:
             return
         row.put("segments", [*segments, phase, slot, round(at, 2)], tick)
 
-    def _new_row(self, request_id: str, labels: Mapping[str, str], now: float, tick: int) -> Row:
+    def _new_row(self, request_id: str, labels: Mapping[str, str], tick: int) -> Row:
         row = self._rows[request_id] = Row(self.handle_of(request_id))
         row.put("id", request_id, tick)
-        row.put("owner", labels.get("user") or "someone", tick)
+        row.put("owner", labels.get("user_id") or labels.get("user") or "someone", tick)
         row.put("from", source_words(labels), tick)
         return row
 

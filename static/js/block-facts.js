@@ -7,8 +7,8 @@ export function blockFacts(model, block) {
   if (code === FREE) return { name: 'Free', user: null, facts: [['Used by', 'nobody'], ['Holds', 'nothing']] };
   if (code === CACHED) return { name: 'Cached', user: null, facts: [['Used by', 'nobody now'], ['Kept for', 'a prompt that starts the same'], ['If needed', 'given away, oldest first']] };
   const rows = model.holdersOf(block), from = model.positions[block], filled = model.partial.get(block) ?? size;
-  const tokens = ['Holds tokens', `${count(from)}–${count(from + filled - 1)}`];
-  if (filled < size) tokens[1] += `, ${filled} of ${size}`;
+  const tokens = ['Holds tokens', filled ? `${count(from)}–${count(from + filled - 1)}` : 'none yet'];
+  if (filled && filled < size) tokens[1] += `, ${filled} of ${size}`;
   const num = model.holders.get(code)?.length ?? 0;
   if (num !== 1) {
     const names = [...new Set(rows.map((row) => model.user(row).name))];

@@ -122,7 +122,7 @@ export class BlockMap {
   #half(c, i, style, share) {
     if (!style.user) return;
     const cell = this.#cell(), gap = this.#gap(), inner = cell - gap;
-    const x = (i % this.#cols) * cell, y = Math.floor(i / this.#cols) * cell, h = Math.max(1, Math.round(inner * share));
+    const x = (i % this.#cols) * cell, y = Math.floor(i / this.#cols) * cell, h = share ? Math.max(1, Math.round(inner * share)) : 0;
     c.globalAlpha = 1;
     c.clearRect(x, y, inner, inner);
     c.globalAlpha = style.dimmed ? DIMMED : 1;

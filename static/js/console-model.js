@@ -95,7 +95,7 @@ export class ConsoleModel {
     }
     const partial = map.partial ?? [];
     for (let at = 0; at < partial.length; at += 2) {
-      if (partial[at + 1]) this.partial.set(partial[at], partial[at + 1]);
+      if (partial[at + 1] >= 0) this.partial.set(partial[at], partial[at + 1]);
       else this.partial.delete(partial[at]);
     }
     if (this.holders.size > 4000) this.#forgetHolders();

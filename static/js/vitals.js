@@ -26,7 +26,7 @@ export class Vitals {
     this.#say('hits', hits === null || hits === undefined ? '–' : String(Math.round(hits * 100)));
     this.#say('hits-why', hits === null || hits === undefined ? 'no prompts in the last 15 min' : 'of prompt tokens in the last 15 min were not computed again');
     this.#healthOf(state);
-    if (kv) setText(document.querySelector('[data-map-scale]'), `one cell = ${kv.block_size} tokens = ${bytes(kv.bytes_per_block)} · half cell = being written`);
+    if (kv?.block_size) setText(document.querySelector('[data-map-scale]'), `one cell = ${kv.block_size} tokens = ${bytes(kv.bytes_per_block)} · half cell = being written`);
   }
 
   #say(name, text) { setText(this.#parts.get(name), text); }
@@ -72,7 +72,7 @@ export class Vitals {
     }
     this.#say('health', words);
     const { model, totals } = state, parts = [];
-    const failed = totals?.failed ?? totals?.errors;
+    const failed = totals?.requests_failed;
     if (failed !== undefined) parts.push(failed ? `${many(failed, 'request')} failed since the start.` : 'No failed requests since the start.');
     if (model) parts.push(`${model.name} on ${model.device}, ${model.dtype}.`);
     if (model?.notice) parts.push(model.notice);

@@ -26,7 +26,7 @@ class MapReader:
                 self.positions[start + offset] = position + direction * offset * block_size
         pairs = delta.get("partial", [])
         for block, tokens in zip(pairs[::2], pairs[1::2], strict=True):
-            if tokens:
+            if tokens >= 0:
                 self.partial[block] = tokens
             else:
                 self.partial.pop(block, None)

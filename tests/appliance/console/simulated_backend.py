@@ -127,7 +127,7 @@ class SimulatedBackend:
             "itl_s": {"p50": 1 / self._speed, "p95": 1.6 / self._speed},
             "step_host_ms": 0.4,
             "step_forward_ms": 14.2,
-            "totals": {"failed": self._failed},
+            "totals": {"requests_failed": self._failed},
             "requests": [self._info(r) for r in (*self._running, *self._waiting)],
             "model": {
                 "name": MODEL.name,
@@ -176,12 +176,12 @@ class SimulatedBackend:
             if name != "slots" or type(value) is not int or not 1 <= value <= 4096:
                 raise BadRequest(f"{name} is {value!r}; slots from 1 to 4096 is allowed.")
         self._slots = changes["slots"]
-        self._event("tuned", None, {"name": "slots", "value": self._slots})
+        self._event("tuned", None, {"slots": str(self._slots)})
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         for request in (*self._running, *self._waiting):
             if request.request_id == request_id:
-                self._end(request, "aborted", {"reason": reason})
+                self._end(request, "aborted", "abort", reason)
                 return True
         return False
 
@@ -248,7 +248,11 @@ class SimulatedBackend:
             self._event(
                 "admitted",
                 request,
-                {"num_cached_tokens": request.cached, "slot": request.slot},
+                {
+                    "queue_s": self.now - request.arrival,
+                    "cached_tokens": request.cached,
+                    "slot": request.slot,
+                },
             )
 
     def _compute(self, request: SimRequest, tick: float) -> None:
@@ -277,7 +281,7 @@ class SimulatedBackend:
                 continue
             request.blocks.append(self._take())
         if request.written >= request.wanted:
-            self._end(request, "finished", {"finish_reason": "stop"})
+            self._end(request, "finished", "stop", "")
 
     def _take(self) -> int:
         if self._free:
@@ -292,12 +296,17 @@ class SimulatedBackend:
         self._running.remove(request)
         request.state, request.preemptions = "preempted", request.preemptions + 1
         lost, request.computed = request.computed, 0
+        num_blocks, left = len(request.blocks), max(1, len(self._running))
         self._give_back(request.blocks)
         request.blocks, request.slot = [], None
         self._waiting.insert(0, request)
-        self._event("preempted", request, {"recomputed_tokens": lost})
+        self._event(
+            "preempted",
+            request,
+            {"tokens_lost": lost, "blocks": num_blocks, "setting": "slots", "value": left},
+        )
 
-    def _end(self, request: SimRequest, kind: str, data: dict[str, Any]) -> None:
+    def _end(self, request: SimRequest, kind: str, reason: str, detail: str) -> None:
         if request in self._running:
             self._running.remove(request)
         else:
@@ -306,7 +315,13 @@ class SimulatedBackend:
         kept = full[: len(full) // 3]
         self._cached.extend(kept)
         self._give_back(set(request.blocks) - set(kept))
-        data = {**data, "num_output_tokens": request.written, "num_blocks": len(request.blocks)}
+        data = {
+            "reason": reason,
+            "detail": detail,
+            "prompt_tokens": request.prompt,
+            "output_tokens": request.written,
+            "seconds": self.now - request.arrival,
+        }
         self._event(kind, request, data)
         request.blocks = []
         if not self._num_sharing() and self._prefix:

@@ -55,7 +55,7 @@ async def test_killing_ends_the_request_is_audited_and_told_to_all_consoles(
     response = await (await signed_in(alice)).post(kill_url(info["request_id"]))
     assert response.status_code == 204
     assert info["request_id"] not in {r["request_id"] for r in engine.state()["requests"]}
-    assert engine.events_since(0)[-1]["data"]["reason"] == KILLED == "An admin stopped this answer."
+    assert engine.events_since(0)[-1]["data"]["detail"] == KILLED == "An admin stopped this answer."
     record = await AuditRecord.objects.aget()
     assert (record.actor_name, record.action) == ("alice", "request.kill")
     assert record.target == info["request_id"]

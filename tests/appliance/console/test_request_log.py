@@ -1,0 +1,165 @@
+"""The console's memory of requests: phases with their times, ends, and what events add."""
+
+from typing import Any
+
+from appliance.console.picture import NEVER, Picture
+from appliance.console.request_log import (
+    DECODE,
+    FIELDS,
+    KEEP_ENDED_S,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RequestLog,
+)
+
+
+def info(request_id: str = "r-1", **values: Any) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "owner": "user:7",
+        "labels": {"user": "bob", "source": "api", "key_prefix": "bh_7Qk2"},
+        "request_class": "api",
+        "state": "waiting",
+        "slot": None,
+        "num_prompt_tokens": 100,
+        "num_cached_tokens": 0,
+        "num_computed_tokens": 0,
+        "num_output_tokens": 0,
+        "num_blocks": 0,
+        "num_own_blocks": 0,
+        "queue_position": None,
+        "age_s": 0.0,
+        "ttft_s": None,
+        "tokens_per_s": None,
+        "num_preemptions": 0,
+        **values,
+    }
+
+
+def event(kind: str, at: float, request_id: str = "r-1", **data: Any) -> dict[str, Any]:
+    labels = {"user": "bob", "source": "chat"}
+    return {"kind": kind, "at": at, "request_id": request_id, "labels": labels, "data": data}
+
+
+def segments(log: RequestLog, request_id: str = "r-1") -> list[tuple[float, ...]]:
+    row = log.find(request_id)
+    assert row is not None
+    flat = row.get("segments")
+    return [tuple(flat[at : at + 3]) for at in range(0, len(flat), 3)]
+
+
+def test_a_request_is_followed_through_its_phases() -> None:
+    log = RequestLog()
+    log.observe([info(queue_position=0, age_s=1.0)], 1, now=10.0, tick=1)
+    log.observe([info(state="prefill", slot=2)], 0, now=12.0, tick=2)
+    log.observe([info(state="decode", slot=2, ttft_s=4.0)], 0, now=13.5, tick=3)
+    log.observe([info(state="preempted", queue_position=0)], 1, now=15.0, tick=4)
+    log.observe([info(state="decode", slot=0, ttft_s=4.0)], 0, now=16.0, tick=5)
+    # Waiting counts from the arrival, the answer from its first token: both are known exactly.
+    assert segments(log) == [
+        (QUEUED, -1, 9.0),
+        (PREFILL, 2, 12.0),
+        (DECODE, 2, 13.0),
+        (PREEMPTED, 2, 15.0),
+        (DECODE, 0, 16.0),
+    ]
+    log.observe([], 0, now=18.0, tick=6)
+    row = log.find("r-1")
+    assert row is not None
+    assert (row.ended, row.get("reason"), row.get("owner")) == (18.0, "stop", "7")
+    assert row.get("from") == "key bh_7Qk2"
+
+
+def test_a_prompt_read_between_two_looks_still_has_its_bar() -> None:
+    log = RequestLog()
+    log.observe([info(state="decode", slot=1, age_s=0.9, ttft_s=0.4)], 0, now=5.0, tick=1)
+    assert segments(log) == [(PREFILL, 1, 4.1), (DECODE, 1, 4.5)]
+
+
+def test_a_request_too_short_for_any_look_is_known_from_its_events() -> None:
+    log = RequestLog()
+    log.observe_event(event("admitted", 3.0, queue_s=0.5, slot=1, cached_tokens=48), 3.0, tick=1)
+    end = event("finished", 3.1, reason="length", prompt_tokens=60, output_tokens=4, seconds=0.6)
+    log.observe_event(end, 3.1, tick=1)
+    log.observe([], 0, now=3.2, tick=1)
+    row = log.find("r-1")
+    assert row is not None
+    known = {name: row.get(name) for name in ("since", "ended", "reason", "prompt", "written")}
+    assert known == {"since": 2.5, "ended": 3.1, "reason": "length", "prompt": 60, "written": 4}
+    assert (row.get("cached"), segments(log)) == (48, [(PREFILL, 1, 3.0)])
+
+
+def test_a_waiting_request_past_the_end_of_the_list_has_not_ended() -> None:
+    log = RequestLog()
+    log.observe([info("r-1", queue_position=0), info("r-2", queue_position=1)], 2, 1.0, tick=1)
+    log.observe([info("r-3", queue_position=0), info("r-1", queue_position=1)], 3, 2.0, tick=2)
+    row = log.find("r-2")
+    assert row is not None
+    assert row.ended is None
+    log.observe_event(event("aborted", 2.5, "r-2", reason="abort", output_tokens=0), 2.5, tick=3)
+    log.observe([info("r-3", queue_position=0), info("r-1", queue_position=1)], 2, 3.0, tick=3)
+    assert (row.ended, row.get("reason")) == (2.5, "abort")
+
+
+def test_ended_requests_are_forgotten_after_a_while() -> None:
+    log = RequestLog()
+    log.observe([info()], 0, now=1.0, tick=1)
+    log.observe([], 0, now=2.0, tick=2)
+    assert log.find("r-1") is not None
+    log.observe([], 0, now=3.0 + KEEP_ENDED_S, tick=3)
+    assert log.find("r-1") is None
+
+
+def test_a_delta_holds_changed_fields_only() -> None:
+    log = RequestLog()
+    log.observe([info(state="decode", slot=0, num_output_tokens=5)], 0, now=1.0, tick=1)
+    log.observe([info(state="decode", slot=0, num_output_tokens=6)], 0, now=1.2, tick=2)
+    assert log.delta_since(1, 1.2) == [[0, FIELDS.index("written"), 6]]
+    assert log.delta_since(2, 1.2) == []
+
+
+# ---- events in words
+
+
+def told(*events: dict[str, Any], now: float = 10.0) -> list[str]:
+    picture = Picture()
+    picture.observe({}, None, events, now=now, epoch=0.0)
+    return [entry[4] for entry in picture.delta_since(NEVER).get("events", [])]
+
+
+def test_events_say_what_happened_and_why() -> None:
+    preempted = event("preempted", 1.0, tokens_lost=312, blocks=20, setting="slots", value=6)
+    failed = event("failed", 1.0, reason="error", detail="The logits are not numbers.")
+    step = event("failed", 1.0, error="RuntimeError: no memory", num_requests=3)
+    assert told(preempted, failed, step) == [
+        "bob's request was preempted (312 tokens recomputed): the pool was full. "
+        "6 slots would have fitted.",
+        "bob's request failed: The logits are not numbers.",
+        "A step of the model with 3 requests failed: RuntimeError: no memory.",
+    ]
+    stopped = event("aborted", 1.0, reason="abort", detail="", output_tokens=96)
+    rejected = event("rejected", 1.0, why="QueueFull", num_rejected=1)
+    reused = event("admitted", 1.0, cached_tokens=4096, queue_s=0.0, slot=0)
+    assert told(stopped, rejected, reused, event("tuned", 1.0, slots="6")) == [
+        "bob's answer was stopped after 96 tokens.",
+        "bob's request was turned away: the waiting line is full.",
+        "bob's prompt reused 4,096 tokens from the cache.",
+        "Parallel slots: now 6.",
+    ]
+
+
+def test_what_is_no_news_has_no_line() -> None:
+    ordinary = event("admitted", 1.0, cached_tokens=16, queue_s=0.0, slot=0)
+    ended = event("finished", 1.0, reason="stop", output_tokens=9, prompt_tokens=4, seconds=1.0)
+    assert told(ordinary, ended, event("a kind of a later version", 1.0)) == []
+
+
+def test_a_stream_of_evictions_is_one_line_with_their_sum() -> None:
+    picture = Picture()
+    for second in range(100):
+        given = event("evicted", float(second), blocks=2)
+        picture.observe({}, None, [given], now=float(second), epoch=0.0)
+    texts = [entry[4] for entry in picture.delta_since(NEVER)["events"]]
+    assert len(texts) == 4
+    assert texts[1] == "60 cached blocks were given away to make room, oldest first."
