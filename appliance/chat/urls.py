@@ -1,3 +1,16 @@
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from appliance.chat import views
+
+app_name = "chat"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.chat, name="new"),
+    path("c/<uuid:conversation_id>/", views.chat, name="conversation"),
+    path("c/<uuid:conversation_id>/rename/", views.rename, name="rename"),
+    path("c/<uuid:conversation_id>/pin/", views.pin, name="pin"),
+    path("c/<uuid:conversation_id>/delete/", views.delete, name="delete"),
+    path("c/<uuid:conversation_id>/restore/", views.restore, name="restore"),
+    path("chat/list/", views.conversations, name="list"),
+    path("chat/state/", views.state, name="state"),
+]

@@ -1,3 +1,5 @@
-from django.urls import URLPattern
+from django.urls import URLPattern, path
 
-urlpatterns: list[URLPattern] = []
+from appliance.chat.consumers import ChatConsumer
+
+urlpatterns: list[URLPattern] = [path("ws/chat/", ChatConsumer.as_asgi())]

@@ -1,0 +1,279 @@
+// The log: messages, the answer that grows, what is waited for, and following the end.
+import { speedLine } from './chat-format.js';
+import { copyText, notice, say, waiting } from './chat-notice.js';
+import { renderInto } from './markdown.js';
+
+const AT_END_PX = 48;
+const clone = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+const number = (text) => (text === '' || text === undefined ? null : Number(text));
+
+export class Turns extends EventTarget {
+  #log = document.getElementById('log');
+  #list = document.getElementById('turns');
+  #start = document.getElementById('start');
+  #newText = document.getElementById('new-text');
+  #wait = waiting();
+  #following = true;
+  #top = 0;
+  #height = 0;
+  #answers = new Map(); // article -> {text, message}
+  #dirty = new Set();
+  #frame = 0;
+  #costMs = 0;
+  #drawnAt = 0;
+
+  // Events: "again", "cancel".
+  constructor() {
+    super();
+    for (const article of this.#list.querySelectorAll('[data-role="assistant"]')) this.#adopt(article);
+    this.#log.addEventListener('scroll', () => this.#noteScroll(), { passive: true });
+    // Said before the view has moved: a frame drawn meanwhile must not pull it back.
+    this.#log.addEventListener('wheel', (event) => { if (event.deltaY < 0) this.#following = false; }, { passive: true });
+    this.#newText.addEventListener('click', () => this.toEnd());
+    this.#list.addEventListener('click', (event) => this.#onClick(event));
+    new ResizeObserver(() => this.#settle()).observe(this.#log);
+    this.#markLast();
+    this.toEnd();
+  }
+
+  // ---- messages
+
+  // Position of the last message that is complete, for asking what was missed.
+  get lastPosition() {
+    const whole = [...this.#list.querySelectorAll('[data-position]')].filter((a) => a.dataset.state !== 'streaming');
+    return whole.length ? Number(whole.at(-1).dataset.position) : -1;
+  }
+
+  get isEmpty() { return !this.#list.querySelector('.turn'); }
+
+  // Shown before the server has it; `upsert` gives it its number.
+  addPending(text, clientId) {
+    const article = clone('tpl-user');
+    article.dataset.clientId = clientId;
+    article.classList.add('is-pending');
+    article.querySelector('[data-text]').textContent = text;
+    this.#place(article);
+    this.toEnd();
+  }
+
+  dropPending(clientId) {
+    this.#pending(clientId)?.remove();
+    this.#settle();
+  }
+
+  #pending(clientId) {
+    return clientId ? this.#list.querySelector(`[data-client-id="${CSS.escape(clientId)}"]:not([data-id])`) : null;
+  }
+
+  find(id) { return this.#list.querySelector(`[data-id="${id}"]`); }
+
+  upsert(message, replaces) {
+    if (replaces) this.#remove(this.find(replaces));
+    if (message.role === 'user') return this.#upsertUser(message);
+    let article = this.find(message.id);
+    if (!article) {
+      article = clone('tpl-answer');
+      article.dataset.id = message.id;
+      // Two answers in a row: the earlier one was replaced while this page was away.
+      const before = [...this.#list.querySelectorAll('.turn')].at(-1);
+      if (before?.dataset.role === 'assistant' && before.dataset.id) this.#remove(before);
+      this.#place(article);
+      this.#answers.set(article, { text: '', message });
+    }
+    article.dataset.position = message.position;
+    article.dataset.state = message.state;
+    const answer = this.#answers.get(article);
+    answer.message = message;
+    const live = message.state === 'streaming';
+    if (!live) answer.text = message.content;
+    this.#show(article, live);
+    this.#markLast();
+    this.#settle();
+    return article;
+  }
+
+  #upsertUser(message) {
+    const article = this.find(message.id) ?? this.#pending(message.client_id) ?? clone('tpl-user');
+    if (!article.isConnected) this.#place(article);
+    article.classList.remove('is-pending');
+    article.dataset.id = message.id;
+    article.dataset.position = message.position;
+    article.dataset.state = message.state;
+    article.querySelector('[data-text]').textContent = message.content;
+    this.#settle();
+    return article;
+  }
+
+  setText(id, text, madeSoFar) {
+    const article = this.find(id);
+    const answer = this.#answers.get(article);
+    if (!answer) return;
+    if (!answer.text && text) { answer.firstAt = performance.now(); this.hideWaiting(); say('The answer has started.'); }
+    answer.text = text;
+    answer.made = madeSoFar;
+    this.#dirty.add(article);
+    this.#schedule();
+  }
+
+  clear() {
+    this.#list.replaceChildren();
+    this.#answers.clear();
+    this.#start.hidden = false;
+    this.#newText.hidden = true;
+  }
+
+  #place(article) {
+    this.#start.hidden = true;
+    if (this.#wait.node.isConnected) this.#wait.node.before(article); else this.#list.append(article);
+  }
+
+  #remove(article) {
+    if (!article) return;
+    this.#answers.delete(article);
+    article.remove();
+  }
+
+  // A message that the server drew.
+  #adopt(article) {
+    const data = article.dataset;
+    const body = article.querySelector('[data-text]');
+    const message = {
+      state: data.state, finish_reason: data.finishReason, error: data.error,
+      ttft_s: number(data.ttftS), duration_s: number(data.durationS), completion_tokens: number(data.completionTokens),
+    };
+    this.#answers.set(article, { text: body.textContent, message });
+    body.replaceChildren();
+    body.classList.remove('plain');
+    this.#show(article, data.state === 'streaming');
+  }
+
+  // ---- drawing an answer
+
+  #show(article, live) {
+    const { text, message } = this.#answers.get(article);
+    const body = article.querySelector('[data-text]');
+    article.toggleAttribute('aria-busy', live);
+    if (live) article.setAttribute('aria-busy', 'true');
+    body.classList.toggle('live', live);
+    renderInto(body, text);
+    article.classList.toggle('is-blank', live && !text);
+    article.querySelector('[data-speed]').textContent = live ? '' : speedLine(message);
+    article.querySelector('[data-after]').replaceChildren(...(live ? [] : this.#afterword(message, text)));
+  }
+
+  #afterword(message, text) {
+    const again = [{ label: 'Answer again', act: () => this.dispatchEvent(new Event('again')), primary: true }];
+    const kept = text ? 'The answer stopped here.' : 'There is no answer.';
+    if (message.state === 'error') {
+      return [notice({ kind: 'danger', icon: 'error', head: kept, text: message.error, actions: again })];
+    }
+    if (message.state === 'interrupted') {
+      return [notice({ kind: 'warn', icon: 'warn', head: kept, text: message.error, actions: again })];
+    }
+    if (message.state === 'stopped') {
+      return [notice({ kind: 'neutral', icon: 'stop', head: message.error || (text ? 'You stopped this answer.' : 'You stopped it before the first word.') })];
+    }
+    if (message.finish_reason === 'length') {
+      return [notice({ kind: 'neutral', icon: 'info', head: 'The answer reached its longest length.', text: 'It is cut off here by the limit of this chat or of your tokens. Ask it to go on, or start a new chat.' })];
+    }
+    return [];
+  }
+
+  // At most once a frame, and never more than a quarter of the time on drawing.
+  #schedule() {
+    if (this.#frame) return;
+    const rest = Math.max(0, this.#drawnAt + 4 * this.#costMs - performance.now());
+    const draw = () => { this.#frame = requestAnimationFrame(() => this.#draw()); };
+    if (rest > 20) { this.#frame = setTimeout(draw, rest); } else draw();
+  }
+
+  #draw() {
+    this.#frame = 0;
+    const began = performance.now();
+    for (const article of this.#dirty) {
+      const answer = this.#answers.get(article);
+      if (!answer || article.dataset.state !== 'streaming') continue;
+      article.classList.toggle('is-blank', !answer.text);
+      renderInto(article.querySelector('[data-text]'), answer.text);
+      const writing = (performance.now() - (answer.firstAt ?? began)) / 1000;
+      article.querySelector('[data-speed]').textContent = speedLine(
+        { ttft_s: 0, duration_s: writing, completion_tokens: answer.made }, true).replace(/^TTFT[^·]*· /, '');
+    }
+    this.#dirty.clear();
+    this.#drawnAt = performance.now();
+    this.#costMs = this.#drawnAt - began;
+    this.#settle(true);
+  }
+
+  #markLast() {
+    const answers = [...this.#list.querySelectorAll('.turn')];
+    answers.forEach((article, i) => {
+      article.classList.toggle('is-last', i === answers.length - 1);
+    });
+  }
+
+  // ---- waiting
+
+  showWaiting(options) {
+    this.#wait.show(options);
+    if (this.#list.lastElementChild !== this.#wait.node) this.#list.append(this.#wait.node);
+    this.#settle();
+  }
+
+  hideWaiting() { this.#wait.node.remove(); }
+
+  // ---- the end
+
+  toEnd() {
+    this.#following = true;
+    this.#newText.hidden = true;
+    this.#log.scrollTop = this.#log.scrollHeight;
+  }
+
+  // Moving up leaves the end, moving down to it follows again. A log that became shorter moved nobody.
+  #noteScroll() {
+    const { scrollHeight, scrollTop, clientHeight } = this.#log;
+    if (scrollTop < this.#top && scrollHeight >= this.#height) this.#following = false;
+    else if (scrollTop > this.#top && scrollHeight - scrollTop - clientHeight < AT_END_PX) this.#following = true;
+    if (this.#following) this.#newText.hidden = true;
+    this.#top = scrollTop;
+    this.#height = scrollHeight;
+  }
+
+  #settle(grew = false) {
+    if (this.#following) this.#log.scrollTop = this.#log.scrollHeight;
+    else if (grew) this.#newText.hidden = false;
+  }
+
+  // ---- buttons in messages
+
+  #onClick(event) {
+    const button = event.target.closest('button[data-act]');
+    if (!button) return;
+    const article = button.closest('.turn');
+    if (button.dataset.act === 'again') this.dispatchEvent(new Event('again'));
+    if (button.dataset.act === 'cancel') this.dispatchEvent(new Event('cancel'));
+    if (button.dataset.act === 'copy') {
+      const body = article.querySelector('[data-text]');
+      this.#copied(button, copyText(this.#answers.get(article)?.text ?? body.textContent, body));
+    }
+    if (button.dataset.act === 'copy-code') {
+      const code = button.closest('.code-block').querySelector('code');
+      this.#copied(button, copyText(code.textContent, code));
+    }
+  }
+
+  async #copied(button, copying) {
+    const done = await copying;
+    say(done ? 'Copied.' : 'Selected. Press Ctrl C to copy.');
+    const label = button.querySelector('[data-label]');
+    const use = button.querySelector('use');
+    const icon = use.getAttribute('href').replace(/#.*/, '');
+    if (label) label.textContent = done ? 'Copied' : 'Press Ctrl+C';
+    if (done) use.setAttribute('href', `${icon}#check`);
+    setTimeout(() => {
+      if (label) label.textContent = 'Copy';
+      use.setAttribute('href', `${icon}#copy`);
+    }, 1600);
+  }
+}
