@@ -126,6 +126,17 @@ class ModelStore:
                 gguf, name, work, lambda share, what: on_progress(0.6 + 0.4 * share, what)
             )
 
+    def ensure(self, value: str, on_progress: Progress = lambda share, what: None) -> Path:
+        """As `resolve`, but a model of the catalogue that is not here is fetched first.
+
+        Raises:
+            ModelStoreError, ModelLoadError: it cannot be had; the message says why.
+        """
+        wanted = value or self.selected() or DEFAULT_MODEL
+        if wanted in self._catalogue:
+            return self.pull(wanted, on_progress)
+        return self.resolve(wanted, on_progress)
+
     def ensure_default(self, on_progress: Progress = lambda share, what: None) -> Path:
         """The folder of the bundled default model, fetched and imported if it is not there."""
         return self.pull(DEFAULT_MODEL, on_progress)

