@@ -16,6 +16,22 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 # Larger bodies are parsed in a thread: one of a megabyte takes milliseconds.
 _ON_LOOP_BYTES = 32 * 1024
 
+# pydantic's kinds of fault in plain words; the others keep pydantic's.
+_WORDS = {
+    "missing": "is missing",
+    "too_short": "must not be empty",
+    "too_long": "has too many entries",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "finite_number": "must be a finite number",
+}
+
 
 async def body_read(request: HttpRequest, model: type[Model]) -> Model:
     """Raises BadRequest (with `param`), BodyTooLarge or UnsupportedMediaType."""
@@ -57,8 +73,12 @@ def _bad_field(exc: pydantic.ValidationError) -> BadRequest:
             param += f"[{step}]"
         elif not _is_branch(step):
             param += f".{step}" if param else step
-    message = error["msg"].rstrip(".")
-    return BadRequest(f"{param or 'The body'}: {message}.", param=param or None)
+    message = _WORDS.get(error["type"]) or _lower(error["msg"])
+    return BadRequest(f"{param or 'The body'} {message}.", param=param or None)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")
 
 
 def _is_branch(step: str) -> bool:

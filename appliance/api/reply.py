@@ -83,6 +83,9 @@ class Reply:
         self._num_open = len(generations)
         self._wake: asyncio.Future[None] | None = None
         self._pumps: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._wake_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def request_id(self) -> str:
@@ -124,6 +127,8 @@ class Reply:
 
     async def aclose(self) -> None:
         """End what still runs. Safe twice and when cancelled."""
+        if self._timer is not None:
+            self._timer.cancel()
         for pump in self._pumps:
             pump.cancel()
         for generation in self.generations:
@@ -152,13 +157,25 @@ class Reply:
             self._wake.set_result(None)
 
     async def _wait(self, timeout_s: float) -> None:
-        self._wake = asyncio.get_running_loop().create_future()
-        timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), self._notify)
+        self._wake = self._loop.create_future()
+        self._wake_at = self._loop.time() + timeout_s
+        # A timer a token would cost more than the token: one that runs early is set again.
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
+        elif self._timer.when() > self._wake_at:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
         try:
             await self._wake
         finally:
-            timer.cancel()
             self._wake = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._wake_at:
+            self._notify()
+        elif self._num_open:
+            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
 
     def _pieces(self, events: list[tuple[int, GenerationEvent]]) -> list[Piece]:
         pieces: dict[int, Piece] = {}

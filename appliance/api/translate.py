@@ -11,6 +11,7 @@ from appliance.api.schemas import (
     CompletionBody,
     Generate,
     Message,
+    TokenizeBody,
 )
 from appliance.api_keys.models import ApiKey
 from appliance.errors import BadRequest, EngineUnavailable, ModelNotFound, NotAllowed
@@ -96,6 +97,18 @@ def completion_requests(body: CompletionBody, key: ApiKey) -> list[GenerationReq
     ]
 
 
+def tokenize_request(body: TokenizeBody, key: ApiKey) -> GenerationRequest:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Give either prompt or messages.", param="prompt")
+    model = loaded_model() if body.model is None else model_check(body.model, key)
+    return GenerationRequest(
+        caller=_caller(key),
+        messages=None if body.messages is None else chat_messages(body.messages),
+        prompt=body.prompt,
+        model=model.name,
+    )
+
+
 def completion_prompts(body: CompletionBody) -> list[str | list[int]]:
     """A prompt is a text or token ids; a list of texts or of lists is several prompts."""
     prompt = body.prompt
@@ -125,7 +138,12 @@ def _message(message: Message, where: str) -> Mapping[str, Any]:
         )
     # `developer` is the newer name of the same thing; `name` would be text that templates trust.
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _content(message, f"{where}.content")}
+    fields: dict[str, Any] = {"role": role, "content": _content(message, f"{where}.content")}
+    if message.tool_calls:
+        fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    if message.role == "tool":
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
 
 
 def _content(message: Message, where: str) -> str:

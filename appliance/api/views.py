@@ -5,6 +5,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponseBase
 from ninja import NinjaAPI
 
+from appliance.api.allowance import with_allowance
 from appliance.api.auth import KeyAuth
 from appliance.api.body import body_read
 from appliance.api.dialect import (
@@ -15,9 +16,15 @@ from appliance.api.dialect import (
 )
 from appliance.api.envelope import exception_response, json_response
 from appliance.api.reply import Reply, reply_collect, reply_open
-from appliance.api.schemas import ChatBody, CompletionBody, Generate
+from appliance.api.schemas import ChatBody, CompletionBody, Generate, TokenizeBody
 from appliance.api.sse import EventStream, Frames, event_stream
-from appliance.api.translate import chat_requests, completion_requests, model_check
+from appliance.api.translate import (
+    chat_requests,
+    completion_requests,
+    loaded_model,
+    model_check,
+    tokenize_request,
+)
 from appliance.errors import ApplianceError
 from appliance.serving.gateway import get_backend
 from appliance.serving.types import ModelInfo
@@ -69,6 +76,7 @@ def _model_fields(model: ModelInfo) -> dict[str, Any]:
 
 
 @api.post("/chat/completions", auth=KeyAuth("chat"))
+@with_allowance
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, ChatBody)
     requests = chat_requests(body, request.auth)
@@ -81,6 +89,7 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
 
 
 @api.post("/completions", auth=KeyAuth("chat"))
+@with_allowance
 async def completions(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, CompletionBody)
     requests = completion_requests(body, request.auth)
@@ -93,6 +102,20 @@ async def completions(request: HttpRequest) -> HttpResponseBase:
     choices = await reply_collect(reply)
     answer = completion_answer(body.model, choices, reply.usage(), logprobs=logprobs, echoes=echoes)
     return _whole(answer, reply)
+
+
+@api.post("/tokenize", auth=KeyAuth("chat"))
+async def tokenize(request: HttpRequest) -> HttpResponseBase:
+    """The tokens of a text, or of messages as the model's template writes them. Costs nothing."""
+    body = await body_read(request, TokenizeBody)
+    prepared = await get_backend().prepare(tokenize_request(body, request.auth))
+    return json_response(
+        {
+            "count": prepared.prompt_tokens,
+            "max_model_len": loaded_model().context_tokens,
+            "tokens": list(prepared.token_ids),
+        }
+    )
 
 
 def _streamed(body: Generate, reply: Reply, frames: Frames) -> HttpResponseBase:

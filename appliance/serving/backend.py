@@ -12,6 +12,10 @@ class Prepared(Protocol):
     @property
     def prompt_tokens(self) -> int: ...
 
+    # The prompt as the model sees it: with template and special tokens.
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
     # Most tokens the answer can have: max_tokens, cut to what the context leaves.
     @property
     def max_completion_tokens(self) -> int: ...

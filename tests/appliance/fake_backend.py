@@ -37,6 +37,10 @@ class FakePrepared:
     prompt_tokens: int
     max_completion_tokens: int
 
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return range(self.prompt_tokens)
+
 
 @dataclass
 class FakeStream:

@@ -174,6 +174,8 @@ async def test_b03_parts_are_joined_null_is_empty_and_developer_is_system(
     answer = await caller.post(CHAT, {**GOOD, "messages": messages})
     assert answer.status == 200
     seen = [(m["role"], m["content"]) for m in backend.requests[0].messages]
+    assert backend.requests[0].messages[2]["tool_calls"] == [call]
+    assert not any("name" in message for message in backend.requests[0].messages)
     assert seen == [
         ("system", "Be brief"),
         ("user", "a"),
@@ -203,6 +205,19 @@ async def test_b11_the_body_of_a_caller_without_a_key_is_not_parsed(
 
     monkeypatch.setattr("appliance.api.body._parse", fail)
     await check(await stranger.post(CHAT, GOOD), 401, "invalid_api_key")
+
+
+async def test_a_fault_in_a_field_is_told_in_plain_words(caller: Caller) -> None:
+    for change, said in (
+        ({"messages": []}, "messages must not be empty."),
+        ({"max_tokens": "5"}, "max_tokens must be a whole number."),
+        ({"stream": "yes"}, "stream must be true or false."),
+        ({"model": 1}, "model must be text."),
+    ):
+        body = await (await caller.post(CHAT, {**GOOD, **change})).json()
+        assert body["error"]["message"] == said
+    body = await (await caller.post(CHAT, {"messages": MESSAGES})).json()
+    assert body["error"]["message"] == "model is missing."
 
 
 # ---- the route
