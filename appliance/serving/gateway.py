@@ -1,10 +1,24 @@
 """Where the product finds its back end: one a process, installed by `serve` or by a test."""
 
+from collections.abc import Callable
+
 from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
 
 _backend: Backend | None = None
 _admitting = True
+_when_serving: list[Callable[[], None]] = []
+
+
+def gateway_when_serving(start: Callable[[], None]) -> None:
+    """Have `start` called on the event loop once a server runs there."""
+    _when_serving.append(start)
+
+
+def gateway_serving() -> None:
+    """The server runs: start what registered for it. Called on the event loop, once."""
+    for start in _when_serving:
+        start()
 
 
 def gateway_install(backend: Backend) -> None:

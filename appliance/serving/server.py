@@ -19,7 +19,7 @@ from django.db import DatabaseError
 from appliance.quotas.services import quota_mark_alive
 from appliance.serving.backend import Backend
 from appliance.serving.booking import bookings_wait, in_db_thread
-from appliance.serving.gateway import gateway_close, gateway_install
+from appliance.serving.gateway import gateway_close, gateway_install, gateway_serving
 from appliance.serving.health import readiness
 from appliance.serving.web_server import SERVICE_RESTART, WebServer
 from appliance.serving.worker_process import WorkerProcess
@@ -81,6 +81,7 @@ class ApplianceServer:
             if self._worker is not None:
                 self._worker.start()
             self._backend.start()
+            gateway_serving()
             if await self._until_ready():
                 await self._until_stop_asked()
             await self._drain()

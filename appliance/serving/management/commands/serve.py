@@ -12,7 +12,7 @@ from appliance.exposure.models import ExposureSettings
 from appliance.exposure.policy import policy_install
 from appliance.exposure.services import exposure_check, exposure_policy, exposure_settings
 from appliance.quotas.services import quota_heal
-from appliance.serving.live_settings import saved_settings
+from appliance.serving.live_settings import apply_saved, saved_settings
 from appliance.serving.start import StartRefused, data_dir_lock, listen, require_schema, url_of
 
 logger = logging.getLogger(__name__)
@@ -71,17 +71,20 @@ class Command(BaseCommand):
             self._say(f"set-up: {url.rstrip('/')}{setup_link_create()}")
             self._say("Open this link once to choose the first admin's name and password.")
 
-        # Imported here: they bring the routes, the reactor and the engine, which nothing above
-        # needs in order to refuse.
-        from appliance.asgi import application
+        # Imported here: they bring the reactor and the engine, which nothing above needs in order
+        # to refuse. The routes come by their setting, as they lie above this app.
+        from channels.routing import get_default_application
+
         from appliance.serving.engine_backend import EngineBackend
         from appliance.serving.server import ApplianceServer
         from appliance.serving.web_server import WebServer
         from appliance.serving.worker_process import WorkerProcess
 
+        backend = EngineBackend.from_settings()
+        apply_saved(backend, saved_settings())
         server = ApplianceServer(
-            WebServer(application, listening),
-            EngineBackend.from_settings(saved_settings()),
+            WebServer(get_default_application(), listening),
+            backend,
             None if options["no_worker"] else WorkerProcess(),
             url=url,
             drain_s=settings.APPLIANCE_DRAIN_SECONDS,

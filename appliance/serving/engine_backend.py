@@ -1,0 +1,388 @@
+"""The in-process engine behind the gateway's protocol; the only module that knows `inference`.
+
+Importing it loads no torch: what needs torch is imported on the thread that loads the model.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from appliance.errors import (
+    ApplianceError,
+    BadRequest,
+    ContextLengthExceeded,
+    EngineUnavailable,
+    GenerationFailed,
+    ModelNotFound,
+    QueueIsFull,
+)
+from appliance.serving.engine_stream import EngineStream
+from appliance.serving.types import (
+    Delta,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    ModelInfo,
+    Queued,
+    Reading,
+    SamplingOptions,
+)
+from inference import errors as engine_errors
+from inference.config import EngineConfig, InvalidConfig
+from inference.engine import Engine
+from inference.generator import PreparedPrompt, TextGenerator
+from inference.model_store import ModelStore, ModelStoreError
+from inference.outputs import (
+    EngineStats,
+    PromptProgress,
+    QueueUpdate,
+    Runner,
+    TextDelta,
+    TextEvent,
+)
+from inference.request import RequestClass
+from inference.sampling_params import SamplingParams
+from inference.scheduling.settings import check_changes
+from inference.stats import loading_stats
+from inference.text.chat_template import ChatTemplate
+from inference.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# A request that waited this long ends with an error, so that a script is not left hanging.
+QUEUE_TIMEOUT_S = 600.0
+_LOADING = "The model is still loading. Try again in a moment."
+_LOADING_RETRY_S = 5.0
+
+# Engine error -> ours. The nearest class above an error that stands here decides.
+_ERRORS: Mapping[type[engine_errors.InferenceError], Callable[..., ApplianceError]] = {
+    engine_errors.InferenceError: GenerationFailed,
+    engine_errors.RequestRejected: BadRequest,
+    engine_errors.PromptTooLong: ContextLengthExceeded,
+    engine_errors.InvalidSamplingParams: BadRequest,
+    engine_errors.InvalidPrompt: BadRequest,
+    engine_errors.QueueFull: QueueIsFull,
+    engine_errors.EngineStopping: EngineUnavailable,
+    engine_errors.RequestFailed: GenerationFailed,
+    engine_errors.EngineDead: EngineUnavailable,
+    engine_errors.ModelLoadError: EngineUnavailable,
+    engine_errors.UnsupportedArchitecture: EngineUnavailable,
+    engine_errors.MissingWeights: EngineUnavailable,
+    engine_errors.NotEnoughMemory: EngineUnavailable,
+    InvalidConfig: BadRequest,
+    ModelStoreError: EngineUnavailable,
+}
+
+
+def appliance_error(exc: engine_errors.InferenceError) -> ApplianceError:
+    """The same fault as people and scripts see it."""
+    kind = next(kind for kind in type(exc).__mro__ if kind in _ERRORS)
+    retry_after_s = getattr(exc, "retry_after_s", None)
+    if isinstance(exc, engine_errors.EngineStopping):
+        retry_after_s = _LOADING_RETRY_S
+    return _ERRORS[kind](str(exc), param=getattr(exc, "param", None), retry_after_s=retry_after_s)
+
+
+# ---- one generation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnginePrepared:
+    request: GenerationRequest
+    params: SamplingParams
+    prompt: PreparedPrompt
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt.num_prompt_tokens
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.prompt.token_ids
+
+    @property
+    def max_completion_tokens(self) -> int:
+        return self.prompt.max_new_tokens
+
+
+def _event(event: TextEvent) -> GenerationEvent:
+    if isinstance(event, QueueUpdate):
+        return Queued(event.ahead, event.estimated_wait_s)
+    if isinstance(event, PromptProgress):
+        return Reading(event.num_computed_tokens, event.num_prompt_tokens, event.num_cached_tokens)
+    if isinstance(event, TextDelta):
+        logprobs = tuple((e.token, e.token_bytes, e.logprob, tuple(e.top)) for e in event.logprobs)
+        return Delta(event.text, event.num_tokens, logprobs)
+    reason = event.finish_reason.value
+    return Finished(
+        finish_reason=reason,
+        prompt_tokens=event.num_prompt_tokens,
+        cached_tokens=event.num_cached_tokens,
+        completion_tokens=event.num_completion_tokens,
+        queue_s=event.queue_s,
+        ttft_s=event.ttft_s,
+        duration_s=event.duration_s,
+        # For an abort: the words of who ended it, if there are any.
+        error=event.detail if reason in ("error", "abort") else None,
+    )
+
+
+def _params(options: SamplingOptions) -> SamplingParams:
+    given = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) is not None
+    }
+    return SamplingParams(**given)
+
+
+# ---- the back end
+
+
+class EngineBackend:
+    """Implements `backend.Backend` and `server.ServedBackend`."""
+
+    def __init__(
+        self,
+        resolve_model: Callable[[Callable[[float, str], None]], Path],
+        make_runner: Callable[[EngineConfig], Runner],
+        *,
+        config: Mapping[str, Any],
+    ) -> None:
+        """Args:
+        resolve_model: finds, and if need be imports, the model folder; told where to report.
+        config: fields of EngineConfig other than the model folder.
+        """
+        self._resolve_model = resolve_model
+        self._make_runner = make_runner
+        self._config = config
+        # Live settings that were chosen before there was an engine to give them to.
+        self._early_changes: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        # Set once, by the loading thread.
+        self._engine: Engine | None = None
+        self._generator: TextGenerator | None = None
+        self._model: ModelInfo | None = None
+        self._is_stopping = False
+        self._progress = (0.0, "finding the model")
+        self._error: str | None = None
+
+    @classmethod
+    def from_settings(cls) -> "EngineBackend":
+        store = ModelStore(settings.MODELS_DIR)
+        megabytes = settings.APPLIANCE_KV_MEMORY_MB
+        return cls(
+            lambda report: store.resolve(settings.APPLIANCE_MODEL, report),
+            _model_runner,
+            config={
+                "device": settings.APPLIANCE_DEVICE,
+                "dtype": settings.APPLIANCE_DTYPE,
+                "num_threads": settings.APPLIANCE_THREADS or None,
+                "kv_memory_bytes": megabytes * 1024 * 1024 or None,
+            },
+        )
+
+    # ---- life
+
+    def start(self) -> None:
+        threading.Thread(target=self._load, name="model-load", daemon=True).start()
+
+    async def stop(self, grace_s: float) -> None:
+        with self._lock:
+            self._is_stopping = True
+            engine = self._engine
+        if engine is not None:
+            grace_s = grace_s if self._model is not None else 0.0
+            await asyncio.to_thread(engine.shutdown, grace_s)
+
+    def _load(self) -> None:
+        """The loading thread: an edge, since an error that nobody sees would load for ever."""
+        try:
+            model_dir = self._resolve_model(self._report)
+            config = EngineConfig(model_dir=model_dir, **self._config)
+            self._report(0.0, "starting the engine")
+            engine = Engine(config, self._make_runner(config))
+            with self._lock:
+                if self._is_stopping:
+                    return
+                self._engine = engine
+                if self._early_changes:
+                    engine.tune(**self._early_changes)
+            engine.start()
+            tokenizer = Tokenizer.from_dir(model_dir)
+            generator = TextGenerator(
+                engine, tokenizer, ChatTemplate.from_dir(model_dir, tokenizer)
+            )
+            engine.wait_ready(threading.TIMEOUT_MAX)
+            self._generator, self._model = generator, _model_info(engine)
+        except (engine_errors.InferenceError, OSError) as exc:
+            if not self._is_stopping:
+                self._error = str(exc)
+                logger.error("the model cannot be served: %s", exc)
+        except Exception as exc:
+            self._error = f"{type(exc).__name__}: {exc}"
+            logger.exception("the model cannot be served")
+
+    def _report(self, share: float, doing: str) -> None:
+        self._progress = (share, doing)
+
+    # ---- the gateway's protocol
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._model if self._error is None else None
+
+    async def prepare(self, request: GenerationRequest) -> EnginePrepared:
+        generator, model = self._generator, self.model
+        if generator is None or model is None:
+            raise EngineUnavailable(
+                _LOADING if self._error is None else "The model could not be loaded.",
+                retry_after_s=_LOADING_RETRY_S,
+            )
+        if request.model is not None and request.model != model.name:
+            raise ModelNotFound(
+                f"There is no model {request.model[:100]!r} here; {model.name!r} is served.",
+                param="model",
+            )
+        prompt = request.prompt if request.messages is None else request.messages
+        if prompt is None:
+            raise BadRequest("The request has neither messages nor a prompt.", param="messages")
+        params = _params(request.options)
+        try:
+            return EnginePrepared(request, params, await generator.prepare(prompt, params))
+        except engine_errors.InferenceError as exc:
+            raise appliance_error(exc) from exc
+
+    async def generate(self, prepared: EnginePrepared) -> EngineStream:
+        generator, engine = self._generator, self._engine
+        assert generator is not None, "prepared without an engine"
+        assert engine is not None, "prepared without an engine"
+        request, caller = prepared.request, prepared.request.caller
+        owner = f"user:{caller.user_id}"
+        request_id = f"r-{uuid.uuid4().hex[:16]}"
+        try:
+            stream = generator.stream(
+                prepared.prompt,
+                prepared.params,
+                request_id=request_id,
+                owner=owner,
+                # Never from the body: a caller must not reach another user's cached prefixes.
+                cache_scope=owner,
+                request_class=RequestClass(request.generation_class),
+                labels={
+                    "username": caller.username,
+                    "user_id": str(caller.user_id),
+                    "source": caller.source,
+                    "key_prefix": caller.key_prefix or "",
+                },
+                queue_deadline_s=time.monotonic() + QUEUE_TIMEOUT_S,
+            )
+        except engine_errors.InferenceError as exc:
+            raise appliance_error(exc) from exc
+        return EngineStream(stream, lambda: engine.abort(request_id), _event)
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        engine = self._engine
+        if engine is None:
+            return False
+        return engine.abort(request_id, detail=None if reason == "abort" else reason)
+
+    def state(self) -> Mapping[str, Any]:
+        model = self.model
+        return _state(self._stats(), None if model is None else _fields(model))
+
+    def block_map(self) -> Mapping[str, Any]:
+        engine = self._engine
+        if engine is None:
+            return {"step": 0, "cells": [], "holders": [], "partial": {}, "token_start": {}}
+        found = _fields(engine.block_map())
+        return {"step": found.pop("step_id"), **found}
+
+    def events_since(self, event_id: int) -> Sequence[Mapping[str, Any]]:
+        engine = self._engine
+        return [] if engine is None else [_fields(e) for e in engine.events_since(event_id)]
+
+    def tune(self, changes: Mapping[str, Any]) -> None:
+        for name, value in changes.items():
+            try:
+                check_changes({name: value})
+            except InvalidConfig as exc:
+                raise BadRequest(str(exc), param=name) from exc
+        with self._lock:
+            if self._engine is None:
+                self._early_changes.update(changes)
+                return
+        self._engine.tune(**changes)
+
+    def _stats(self) -> EngineStats:
+        engine = self._engine
+        if self._error is not None:
+            return loading_stats("dead", (0.0, ""), self._error)
+        if self._is_stopping and self._model is None:
+            return loading_stats("draining", (0.0, ""), None)
+        if engine is None:
+            return loading_stats("loading", self._progress, None)
+        stats = engine.stats()
+        if stats.state == "ready" and self._model is None:
+            return dataclasses.replace(stats, state="loading")
+        return stats
+
+
+def _model_runner(config: EngineConfig) -> Runner:
+    # The first import that brings torch.
+    from inference.runner.model_runner import ModelRunner
+
+    return ModelRunner(config)
+
+
+def _model_info(engine: Engine) -> ModelInfo:
+    info = engine.info
+    return ModelInfo(
+        name=info.model_name,
+        context_tokens=engine.max_len,
+        vocab_size=info.vocab_size,
+        device=info.device,
+        dtype=info.dtype,
+        backend=info.backend,
+        loaded_at=int(time.time()),
+        notice=info.notice,
+    )
+
+
+def _state(stats: EngineStats, model: Mapping[str, Any] | None) -> dict[str, Any]:
+    """See README.md for the meaning of every key."""
+    return {
+        "state": stats.state,
+        "progress": stats.progress,
+        "error": stats.error,
+        "step": stats.step_id,
+        "slots": _fields(stats.slots),
+        "settings": {name: _fields(setting) for name, setting in stats.settings.items()},
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "kv": _fields(stats.kv),
+        "prefill_tokens_per_s": stats.prefill_tokens_per_s,
+        "decode_tokens_per_s": stats.decode_tokens_per_s,
+        "tokens_per_s": stats.decode_tokens_per_s,
+        "cache_hit_rate": stats.cache_hit_rate,
+        "ttft_s": dict(stats.ttft_s),
+        "itl_s": dict(stats.itl_s),
+        "step_host_ms": stats.step_host_ms,
+        "step_forward_ms": stats.step_forward_ms,
+        "totals": dict(stats.totals),
+        "requests": [_fields(request) for request in stats.requests],
+        "model": model,
+    }
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """Field -> value, one level deep: `asdict` would copy everything below as well."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
