@@ -1,6 +1,8 @@
 """Whatever is wrong with a request: the right status in OpenAI's envelope, never a page."""
 
+import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -17,9 +19,9 @@ from appliance.errors import (
     QueueIsFull,
     RateLimited,
 )
-from appliance.quotas.services import quota_rule_set
-from appliance.serving.booking import in_db_thread
-from tests.appliance.api.asgi_caller import Answer, Caller
+from appliance.quotas.services import quota_rule_set, quota_status
+from appliance.serving.booking import bookings_wait, in_db_thread
+from tests.appliance.api.asgi_caller import DEADLINE_S, Answer, Caller
 from tests.appliance.fake_backend import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -379,6 +381,51 @@ async def test_b10_c09_a_used_up_quota_is_429_until_its_reset(
     assert refused.headers["x-should-retry"] == "false"
     assert [answer.status for answer in answers].count(200) == 1
     backend.release()
+
+
+async def test_c09_of_many_requests_at_once_no_more_are_admitted_than_the_quota_holds(
+    caller: Caller, bob: User, backend: FakeBackend
+) -> None:
+    backend.hold(after=0)
+    await in_db_thread(quota_rule_set, bob, 100, by=None)
+    answers = await asyncio.gather(
+        *[caller.chat(max_tokens=90, stream=True) for _ in range(12)],
+        *[caller.chat("word " * 20, max_tokens=90, stream=True) for _ in range(12)],
+    )
+    assert len(backend.running) == 1
+    backend.release()
+    assert [answer.status for answer in answers].count(200) == 1
+    assert {answer.status for answer in answers} == {200, 429}
+    for answer in answers:
+        while await answer.chunk() is not None:
+            pass
+    assert await bookings_wait(DEADLINE_S) == 0
+    status = await in_db_thread(quota_status, bob)
+    assert status.reserved_tokens == 0
+    assert 0 < status.used_tokens <= 100
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+async def test_c06_no_log_line_holds_a_secret(
+    caller: Caller,
+    backend: FakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    level: int,
+) -> None:
+    caplog.set_level(level)
+    await (await caller.chat("my private words")).json()
+    await (await caller.get("/v1/nope")).json()
+    await (await Caller("bh_" + "S" * 40).get("/v1/models")).json()
+
+    async def break_down(request: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(backend, "prepare", break_down)
+    assert (await caller.chat("my private words")).status == 500
+    assert "broken" in caplog.text
+    for secret in (caller.secret[7:], "S" * 40, "my private words"):
+        assert secret not in caplog.text
 
 
 async def test_a_quota_that_ends_within_n_choices_admits_none_and_gives_all_back(

@@ -208,6 +208,12 @@ def test_the_command_prints_the_key_alone_on_standard_output(alice: User) -> Non
     assert timedelta(days=89) < key.expires_at - timezone.now() <= timedelta(days=90)
 
 
+def test_the_command_can_bind_a_key_to_models(bob: User) -> None:
+    arguments = ["bob", "--name", "x", "--models", "small, large"]
+    call_command("create_api_key", *arguments, stdout=StringIO())
+    assert ApiKey.objects.get().allowed_models == ["small", "large"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -20,6 +20,10 @@ def life(text: str) -> timedelta:
     return timedelta(**{_UNITS[got[2]]: int(got[1])})
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 class Command(BaseCommand):
     help = "Make an API key. The key alone is printed on standard output, once."
 
@@ -29,15 +33,23 @@ class Command(BaseCommand):
         parser.add_argument(
             "--scopes", default="chat,models", help="of chat,models,admin (default: chat,models)"
         )
+        parser.add_argument(
+            "--models", default="", help="names of models it may use, with commas (default: all)"
+        )
         parser.add_argument("--expires", type=life, help="12h, 90d, 4w (default: no end)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         owner = User.objects.filter(username=options["username"]).first()
         if owner is None:
             raise CommandError(f"There is no user {options['username']!r}.")
-        scopes = [scope.strip() for scope in options["scopes"].split(",") if scope.strip()]
         try:
-            _, secret = api_key_issue(owner, options["name"], scopes, options["expires"])
+            _, secret = api_key_issue(
+                owner,
+                options["name"],
+                _names(options["scopes"]),
+                options["expires"],
+                allowed_models=_names(options["models"]),
+            )
         except ApplianceError as exc:
             raise CommandError(exc.message) from exc
         self.stdout.write(secret)
