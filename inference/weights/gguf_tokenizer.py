@@ -20,6 +20,12 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # `tokenizer.ggml.pre` -> (split pattern, digits are single tokens first, NFC, ignore merges)
 _PRE_TOKENIZERS: Mapping[str, tuple[str, bool, bool, bool]] = {
     "default": (_GPT2, False, False, False),
@@ -35,6 +41,7 @@ _PRE_TOKENIZERS: Mapping[str, tuple[str, bool, bool, bool]] = {
     "dbrx": (_CL100K, False, False, False),
     "smaug-bpe": (_CL100K, False, False, False),
     "qwen2": (_QWEN2, False, True, False),
+    "gpt-4o": (_GPT4O, False, False, False),
     "tekken": (_TEKKEN, False, False, True),
 }
 _PRE_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
