@@ -21,7 +21,7 @@ def event_words(event: Mapping[str, Any]) -> Worded | None:
     if writer is None:
         return None
     labels = event.get("labels") or {}
-    return writer(labels.get("user") or "someone", event.get("data") or {})
+    return writer(labels.get("username") or "someone", event.get("data") or {})
 
 
 def _preempted(who: str, data: Mapping[str, Any]) -> Worded:

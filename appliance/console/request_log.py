@@ -202,7 +202,7 @@ class RequestLog:
     def _new_row(self, request_id: str, labels: Mapping[str, str], tick: int) -> Row:
         row = self._rows[request_id] = Row(self.handle_of(request_id))
         row.put("id", request_id, tick)
-        row.put("owner", labels.get("user_id") or labels.get("user") or "someone", tick)
+        row.put("owner", labels.get("user_id") or "someone", tick)
         row.put("from", source_words(labels), tick)
         return row
 

@@ -17,6 +17,8 @@ from appliance.serving.gateway import get_backend
 from appliance.serving.services import engine_tune
 
 MAX_REQUEST_ID = 100
+# As much of an id as pages show.
+SHORT_ID = 8
 
 _tuning: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -29,7 +31,7 @@ async def request_kill(request_id: str, by: User) -> None:
     owner, written = picture.owner_name(request_id), picture.written(request_id)
     await _audit(by, "request.kill", request_id, {"owner": owner, "written_tokens": written})
     after = f" after {written:,} tokens" if written else ""
-    text = f"{by.username} killed {owner}'s request {request_id}{after}."
+    text = f"{by.username} killed {owner}'s request {request_id[:SHORT_ID]}{after}."
     current_feed().announce(Worded("warn", "stop", text))
 
 

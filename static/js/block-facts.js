@@ -1,6 +1,6 @@
 // What one block holds, in words: for the card beside the cell and for screen readers.
 import { CACHED, FREE } from './console-model.js';
-import { count, many, seconds } from './words.js';
+import { count, many, seconds, shortId } from './words.js';
 
 export function blockFacts(model, block) {
   const code = model.codes[block], size = model.state.kv?.block_size ?? 16;
@@ -19,6 +19,6 @@ export function blockFacts(model, block) {
   if (!row) return { name: user.name, user, facts: [tokens] };
   return {
     name: user.name, user,
-    facts: [['Request', `${row.id}, ${row.from}`], tokens, ['Own blocks', count(row.own ?? 0)], ['Running for', seconds(model.now - row.since)]],
+    facts: [['Request', `${shortId(row.id)}, ${row.from}`], tokens, ['Own blocks', count(row.own ?? 0)], ['Running for', seconds(model.now - row.since)]],
   };
 }

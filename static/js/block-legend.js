@@ -1,6 +1,6 @@
 // The table beside the map: blocks by user, with totals that add up, and the same as text.
 import { CACHED, FREE } from './console-model.js';
-import { bytes, count, make, mark, percent, setText } from './words.js';
+import { bytes, count, make, mark, percent, setText, shortId } from './words.js';
 
 // Rows change places at most this often, and never under the pointer or the focus.
 const SORT_EVERY_MS = 5000;
@@ -32,7 +32,7 @@ export class BlockLegend {
     }
     const isolated = document.querySelector('#isolated'), row = only?.kind === 'request' ? this.#model.rows.get(only.key) : null;
     isolated.hidden = !row;
-    if (row) setText(isolated.firstElementChild, `Only request ${row.id} of ${this.#model.user(row).name}, with the blocks it shares.`);
+    if (row) setText(isolated.firstElementChild, `Only request ${shortId(row.id)} of ${this.#model.user(row).name}, with the blocks it shares.`);
   }
 
   update() {

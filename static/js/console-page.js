@@ -11,7 +11,7 @@ import { SlotsControl } from './slots-control.js';
 import { Timeline } from './timeline.js';
 import { toast } from './toast.js';
 import { EventList, Vitals } from './vitals.js';
-import { setText } from './words.js';
+import { setText, shortId } from './words.js';
 
 const scheme = location.protocol === 'https:' ? 'wss:' : 'ws:';
 const model = new ConsoleModel();
@@ -36,7 +36,7 @@ function isolate(wanted) {
 
 async function kill(row) {
   await killRequest(row.id);
-  toast(`${row.id} of ${model.user(row).name} was killed.`, { text: 'What was written stays in the chat.' });
+  toast(`${shortId(row.id)} of ${model.user(row).name} was killed.`, { text: 'What was written stays in the chat.' });
 }
 
 function draw() {

@@ -1,5 +1,5 @@
 // The table of requests: stable rows, focus kept, ended rows stay a while, and Kill with a dialog.
-import { count, icon, make, mark, many, seconds, setText } from './words.js';
+import { count, icon, make, mark, many, seconds, setText, shortId } from './words.js';
 
 // An ended row is shown this long, and as long as it has the focus or the pointer.
 const SHOW_ENDED_S = 8;
@@ -69,7 +69,7 @@ export class RequestsTable {
       cells[name] = make('td', ['slot', 'prompt', 'cached', 'written', 'own', 'ttft', 'speed', 'age', 'action'].includes(name) ? { class: 'r' } : {});
       tr.append(cells[name]);
     }
-    cells.id.append(make('button', { type: 'button', class: 'row-link mono', 'aria-label': `Show only the blocks of ${row.id}` }, row.id));
+    cells.id.append(make('button', { type: 'button', class: 'row-link mono', title: row.id, 'aria-label': `Show only the blocks of ${shortId(row.id)}` }, shortId(row.id)));
     cells.action.append(make('button', { type: 'button', class: 'button small danger quiet', 'data-do': 'kill' }, 'Kill'));
     const entry = { tr, cells, badge: '', rank: undefined };
     this.#rows.set(row.handle, entry);
@@ -82,7 +82,7 @@ export class RequestsTable {
     if (cells.user.dataset.name !== user.name) {
       cells.user.dataset.name = user.name;
       cells.user.replaceChildren(make('span', { class: 'user' }, mark(user), user.name));
-      cells.action.firstChild.setAttribute('aria-label', `Kill ${row.id} of ${user.name}`);
+      cells.action.firstChild.setAttribute('aria-label', `Kill ${shortId(row.id)} of ${user.name}`);
     }
     const waits = row.state === 'waiting' || row.state === 'preempted', size = this.#model.state.kv?.block_size ?? 16;
     const text = {
@@ -128,7 +128,7 @@ export class RequestsTable {
   #ask(row) {
     if (row.ended !== null) return;
     this.#killing = row;
-    setText(this.#dialog.querySelector('h2'), `Kill ${row.id} of ${this.#model.user(row).name}?`);
+    setText(this.#dialog.querySelector('h2'), `Kill ${shortId(row.id)} of ${this.#model.user(row).name}?`);
     this.#error('');
     this.#describe();
     this.#dialog.showModal();

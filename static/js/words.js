@@ -19,6 +19,9 @@ export function bytes(n) {
   return `${n >= 100 || unit === 0 || Number.isInteger(n) ? Math.round(n) : n.toFixed(1)} ${units[unit]}`;
 }
 
+// As much of a request's id as anybody can tell apart at a glance.
+export const shortId = (id) => id.slice(0, 8);
+
 export const percent = (part, whole) => (whole ? `${Math.round(part / whole * 100)} %` : '–');
 
 export function clock(unix) {

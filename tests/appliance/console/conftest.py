@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -7,6 +8,12 @@ from appliance.console.feed import ConsoleFeed, current_feed
 from appliance.serving.gateway import gateway_install, gateway_remove
 from tests.appliance.base import make_alice, make_bob
 from tests.appliance.console.simulated_backend import SimulatedBackend
+
+
+@pytest.fixture(autouse=True)
+def _host_of_the_test_client(settings: Any) -> None:
+    """Django's asynchronous test client always calls itself testserver."""
+    settings.ALLOWED_HOSTS = ["localhost", "testserver"]
 
 
 @pytest.fixture

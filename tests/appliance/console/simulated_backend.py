@@ -208,7 +208,7 @@ class SimulatedBackend:
     def _arrive(self) -> None:
         owner, name = self._rand.choice(self._owners)
         is_chat = self._rand.random() < 0.6
-        labels = {"user": name, "source": "chat" if is_chat else "api"}
+        labels = {"username": name, "user_id": owner, "source": "chat" if is_chat else "api"}
         if not is_chat:
             labels["key_prefix"] = "bh_" + name[:2].title() + "7Q"
         self._num_requests += 1

@@ -21,7 +21,7 @@ class Caller:
     """A script with a key, or a browser with a session and CSRF checks on."""
 
     def __init__(self, key: str | None = None) -> None:
-        self.client = AsyncClient(enforce_csrf_checks=True, headers={"host": "localhost"})
+        self.client = AsyncClient(enforce_csrf_checks=True)
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
 
     async def get(self) -> Any:
@@ -93,7 +93,7 @@ async def test_a_wrong_key_does_not_fall_back_to_the_session(
     alice: User, feed: ConsoleFeed
 ) -> None:
     caller = await browser_of(alice)
-    caller.headers = {"authorization": "Bearer bh_wrong"}
+    caller.headers["authorization"] = "Bearer bh_wrong"
     assert (await caller.get()).status_code == 401
 
 

@@ -18,7 +18,7 @@ def info(request_id: str = "r-1", **values: Any) -> dict[str, Any]:
     return {
         "request_id": request_id,
         "owner": "user:7",
-        "labels": {"user": "bob", "source": "api", "key_prefix": "bh_7Qk2"},
+        "labels": {"username": "bob", "user_id": "7", "source": "api", "key_prefix": "bh_7Qk2"},
         "request_class": "api",
         "state": "waiting",
         "slot": None,
@@ -38,7 +38,7 @@ def info(request_id: str = "r-1", **values: Any) -> dict[str, Any]:
 
 
 def event(kind: str, at: float, request_id: str = "r-1", **data: Any) -> dict[str, Any]:
-    labels = {"user": "bob", "source": "chat"}
+    labels = {"username": "bob", "user_id": "7", "source": "chat"}
     return {"kind": kind, "at": at, "request_id": request_id, "labels": labels, "data": data}
 
 

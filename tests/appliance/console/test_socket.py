@@ -11,7 +11,8 @@ from django.contrib.sessions.models import Session
 from appliance.accounts.models import User
 from appliance.console import consumers, protocol
 from appliance.console.feed import ConsoleFeed
-from appliance.serving.gateway import gateway_remove
+from appliance.console.picture import NEVER
+from appliance.serving.gateway import gateway_remove, gateway_serving
 from tests.appliance.console.map_reader import engine_cells
 from tests.appliance.console.page import WAIT_S, Page, sign_in, socket_for
 from tests.appliance.console.simulated_backend import SimulatedBackend
@@ -305,3 +306,14 @@ async def test_acknowledging_what_was_never_sent_opens_no_flood(
         num_updates += 1
     # The one message acknowledged all that was sent until then, and nothing after it.
     assert num_updates <= 2 * protocol.MAX_UNACKNOWLEDGED
+
+
+# ---- the history
+
+
+async def test_the_history_begins_with_the_server_not_with_the_first_page(
+    engine: SimulatedBackend, feed: ConsoleFeed
+) -> None:
+    gateway_serving()
+    await feed.newer_than(feed.picture.tick + 2)
+    assert feed.picture.delta_since(NEVER)["samples"]
