@@ -125,7 +125,7 @@ else:
     _BROKER_DIR = DATA_DIR / "broker"
     for _folder in ("messages", "processed"):
         (_BROKER_DIR / _folder).mkdir(parents=True, exist_ok=True)
-    CELERY_BROKER_URL = "filesystem://"
+    CELERY_BROKER_URL = "filesystem://localhost//"
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "data_folder_in": str(_BROKER_DIR / "messages"),
         "data_folder_out": str(_BROKER_DIR / "messages"),

@@ -1,13 +1,19 @@
 """Where the product finds its back end: one a process, installed by `serve` or by a test."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
 
+logger = logging.getLogger(__name__)
+
 _backend: Backend | None = None
 _admitting = True
 _when_serving: list[Callable[[], None]] = []
+_when_stopping: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 
 def gateway_when_serving(start: Callable[[], None]) -> None:
@@ -19,6 +25,21 @@ def gateway_serving() -> None:
     """The server runs: start what registered for it. Called on the event loop, once."""
     for start in _when_serving:
         start()
+
+
+def gateway_when_stopping(finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have `finish` run on the event loop when the last generation has ended, before the process
+    does: for what must still be stored."""
+    _when_stopping.append(finish)
+
+
+async def gateway_stopping(timeout_s: float) -> None:
+    """The generations have ended: let what registered for it finish."""
+    tasks = [asyncio.ensure_future(finish()) for finish in _when_stopping]
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        if late:
+            logger.error("%d parts of the server did not finish in time", len(late))
 
 
 def gateway_install(backend: Backend) -> None:

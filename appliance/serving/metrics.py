@@ -4,7 +4,13 @@ finished generations. Units stand in the names."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -67,6 +73,8 @@ def _engine_metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
         )
 
 
+# A second number a counter, which says when this process started: known from the process.
+disable_created_metrics()
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 REGISTRY.register(EngineCollector())

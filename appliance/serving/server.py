@@ -19,7 +19,12 @@ from django.db import DatabaseError
 from appliance.quotas.services import quota_mark_alive
 from appliance.serving.backend import Backend
 from appliance.serving.booking import bookings_wait, in_db_thread
-from appliance.serving.gateway import gateway_close, gateway_install, gateway_serving
+from appliance.serving.gateway import (
+    gateway_close,
+    gateway_install,
+    gateway_serving,
+    gateway_stopping,
+)
 from appliance.serving.health import readiness
 from appliance.serving.web_server import SERVICE_RESTART, WebServer
 from appliance.serving.worker_process import WorkerProcess
@@ -141,6 +146,7 @@ class ApplianceServer:
         if self._worker is not None:
             self._worker.ask_to_stop()
         await self._backend.stop(self._drain_s)
+        await gateway_stopping(_FLUSH_S)
         await self._web.responses_wait(_FLUSH_S)
         if left := await bookings_wait(_FLUSH_S):
             logger.error("%s generations could not be booked: the database does not answer", left)

@@ -19,7 +19,7 @@ from appliance.serving.metrics import REGISTRY
 @require_safe
 async def healthz(request: HttpRequest) -> HttpResponse:
     alive = can_act()
-    return JsonResponse({"status": "ok" if alive else "dead"}, status=200 if alive else 503)
+    return _probed({"status": "ok" if alive else "dead"}, alive)
 
 
 @login_not_required
@@ -27,10 +27,17 @@ async def healthz(request: HttpRequest) -> HttpResponse:
 @require_safe
 async def readyz(request: HttpRequest) -> HttpResponse:
     found = await readiness()
-    body = {"status": found.status}
+    body: dict[str, object] = {"status": found.status}
     if found.progress is not None:
         body |= {"progress": round(found.progress, 3), "doing": found.doing}
-    return JsonResponse(body, status=200 if found.is_ready else 503)
+    return _probed(body, found.is_ready)
+
+
+def _probed(body: dict[str, object], is_good: bool) -> HttpResponse:
+    response = JsonResponse(body, status=200 if is_good else 503)
+    # Probes come every second: a line each while the model loads would fill the log.
+    response._has_been_logged = True
+    return response
 
 
 @login_not_required

@@ -199,3 +199,9 @@ def test_a_misspelt_setting_stops_the_start(monkeypatch):
     (error,) = run_checks(tags=["serving"])
     assert error.id == "serving.E003"
     assert error.hint == "Did you mean APPLIANCE_DEVICE?"
+
+
+async def test_probes_that_fail_do_not_fill_the_log(backend, visitor, caplog):
+    gateway_close()
+    assert (await visitor.get("/readyz")).status_code == 503
+    assert "readyz" not in caplog.text

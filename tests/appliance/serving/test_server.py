@@ -1,14 +1,10 @@
 """The server as a process: what it says, what it refuses, how it ends."""
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -16,36 +12,7 @@ import pytest
 import websockets.sync.client
 from websockets.exceptions import ConnectionClosed
 
-from tests.e2e.server import ROOT, free_port
-
-WAIT_S = 60
-
-
-def environment(data_dir, **changes):
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("APPLIANCE_") and name not in ("DATABASE_URL", "REDIS_URL")
-    }
-    return {
-        **kept,
-        "APPLIANCE_DATA_DIR": str(data_dir),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(ROOT),
-        **changes,
-    }
-
-
-def manage(data_dir, *arguments, **changes):
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=ROOT,
-        env=environment(data_dir, **changes),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+from tests.appliance.serving.processes import WAIT_S, Running, manage, run_python, until
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +25,7 @@ def migrated_dir(tmp_path_factory):
         "call_command('migrate', verbosity=0);"
         "from appliance.accounts.services import user_create; user_create('bob')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment(folder, DJANGO_SETTINGS_MODULE="appliance.settings"),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = run_python(folder, "-c", code)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -91,88 +50,49 @@ def test_without_tables_it_says_migrate(tmp_path):
 # ---- a running server, around the scripted back end
 
 
-class Running:
-    def __init__(self, data_dir, drain_s):
-        self.data_dir, self.port = data_dir, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        code = (
-            "import sys, django; django.setup();"
-            "from tests.appliance.serving.scripted_server import main; main(*sys.argv[1:])"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(self.port), str(drain_s)],
-            cwd=ROOT,
-            env=environment(data_dir, DJANGO_SETTINGS_MODULE="appliance.settings"),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self):
-        return self.process.stdout.readline().strip()
-
-    def do(self, name):
-        (self.data_dir / name).touch()
-
-    def ready(self):
-        self.do("loaded")
-        while (line := self.line()) and not line.startswith("ready: "):
-            pass
-        assert line == "ready: http://127.0.0.1/"
-        return self
-
-    def signal(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-
-    def get(self, path):
-        return httpx.get(self.url + path, timeout=WAIT_S)
-
-
 @pytest.fixture
 def run(data_dir):
     started = []
 
-    def start(drain_s=30.0):
-        started.append(Running(data_dir, drain_s))
+    def start(drain_s=30.0, *, loaded=True):
+        code = (
+            "import sys, django; django.setup();"
+            "from tests.appliance.serving.scripted_server import main; main(*sys.argv[1:])"
+        )
+        started.append(Running(data_dir, ["-c", code, "{port}", str(drain_s)]))
+        if loaded:
+            started[-1].do("loaded")
+            started[-1].until_ready()
         return started[-1]
 
     yield start
     for running in started:
-        running.process.kill()
-        running.process.wait()
-        running.process.stdout.close()
-
-
-def until(claim):
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError):
-            if claim():
-                return
-        time.sleep(0.02)
-    raise AssertionError("it never came true")
+        running.end()
 
 
 def test_it_answers_while_it_loads_and_says_when_it_is_ready_d09(run):
-    server = run()
+    server = run(loaded=False)
     assert server.line() == "loading: reading weights (50%)"
     assert server.get("/healthz").status_code == 200
     answer = server.get("/readyz")
     assert (answer.status_code, answer.json()["progress"]) == (503, 0.5)
-    server.ready()
+    server.do("loaded")
+    server.until_ready()
+    assert server.lines[-1] == "ready: http://127.0.0.1/"
     assert server.get("/readyz").status_code == 200
     server.signal(signal.SIGINT)
     assert server.process.wait(WAIT_S) == 0
 
 
 def test_a_stop_while_loading_ends_with_status_0_d08(run):
-    server = run()
+    server = run(loaded=False)
     server.line()
     server.signal()
     assert server.process.wait(WAIT_S) == 0
 
 
 def test_a_stop_lets_answers_finish_and_sends_sockets_away_d08(run):
-    server = run().ready()
+    server = run()
     with (
         websockets.sync.client.connect(
             f"ws://127.0.0.1:{server.port}/open", proxy=None
@@ -199,7 +119,7 @@ def test_a_stop_lets_answers_finish_and_sends_sockets_away_d08(run):
 
 
 def test_answers_that_take_too_long_are_cut_and_booked_d08(run):
-    server = run(drain_s=0.2).ready()
+    server = run(drain_s=0.2)
     with httpx.stream("GET", server.url + "/answer", timeout=WAIT_S) as answer:
         chunks = answer.iter_text()
         seen = next(chunks)
@@ -214,7 +134,7 @@ def test_answers_that_take_too_long_are_cut_and_booked_d08(run):
 
 
 def test_a_second_signal_ends_at_once_d08(run):
-    server = run(drain_s=600).ready()
+    server = run(drain_s=600)
     with httpx.stream("GET", server.url + "/answer", timeout=WAIT_S) as answer:
         next(answer.iter_text())
         server.signal()
@@ -245,7 +165,7 @@ LIMIT = 16 * 1024 * 1024
 
 
 def test_bodies_over_the_limit_are_refused_while_they_arrive_b11(run):
-    server = run().ready()
+    server = run()
     declared = HEAD + b"Content-Length: 500000000\r\n\r\n"
     assert talk(server, [declared], until_closed=False).startswith(b"HTTP/1.1 413")
 
@@ -262,7 +182,7 @@ def test_bodies_over_the_limit_are_refused_while_they_arrive_b11(run):
 
 
 def test_long_bodies_below_the_limit_reach_the_product_b11(run):
-    server = run().ready()
+    server = run()
     for size in (2_400_000, 2_700_000, LIMIT):
         answer = httpx.post(server.url + "/no-such-path", content=b"x" * size, timeout=WAIT_S)
         assert answer.status_code in (403, 404)
@@ -271,7 +191,7 @@ def test_long_bodies_below_the_limit_reach_the_product_b11(run):
 
 
 def test_odd_request_lines_meet_a_refusal_c13(run):
-    server = run().ready()
+    server = run()
     absolute = b"GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n"
     for head in (
         absolute,
@@ -284,7 +204,7 @@ def test_odd_request_lines_meet_a_refusal_c13(run):
 
 
 def test_sockets_are_refused_before_they_open_c01(run):
-    server = run().ready()
+    server = run()
     for origin in (None, "https://evil.example", "null"):
         with (
             pytest.raises(websockets.exceptions.InvalidStatus) as refused,

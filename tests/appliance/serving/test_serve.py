@@ -1,0 +1,109 @@
+"""`manage.py serve` whole: first start, tuning, second start, end. With a tiny real model."""
+
+import re
+
+import httpx
+import psutil
+import pytest
+
+from tests.appliance.serving.processes import WAIT_S, Running, manage, until
+from tests.appliance.serving.tiny_model import save_tiny_model
+
+PASSWORD = {"DJANGO_SUPERUSER_PASSWORD": "nine-Lanterns-burn"}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    model_dir = save_tiny_model(tmp_path / "tiny")
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    settings = {"APPLIANCE_MODEL": str(model_dir), "OMP_NUM_THREADS": "1"}
+    assert manage(data_dir, "migrate", "-v", "0").returncode == 0
+    started = []
+
+    def start(**changes):
+        command = ["manage.py", "serve", "--port", "{port}"]
+        started.append(Running(data_dir, command, **{**settings, **changes}))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
+
+
+def children(server):
+    return [child.pid for child in psutil.Process(server.process.pid).children(recursive=True)]
+
+
+def test_from_the_first_start_to_the_second(serve):
+    server = serve().until_ready()
+    assert server.lines[-1] == f"ready: {server.url}/"
+    said = "\n".join(server.lines)
+    assert re.search(r"SECRET_KEY +set +\(data folder\)", said)
+    [link] = re.findall(r"^set-up: (\S+)$", said, re.MULTILINE)
+    assert link.startswith(server.url)
+    assert httpx.get(link).status_code == 200
+    assert server.get("/readyz").json() == {"status": "ready"}
+
+    # The worker beside it, and a second server on the same data.
+    until(lambda: len(children(server)) >= 1)
+    workers = children(server)
+    second = manage(server.data_dir, "serve", "--port", "1")
+    assert second.returncode == 1
+    assert f"process {server.process.pid}" in second.stderr
+
+    assert manage(
+        server.data_dir, "createsuperuser", "--noinput", "--username", "alice",
+        "--email", "alice@box.example", **PASSWORD,
+    ).returncode == 0  # fmt: skip
+    scopes = "chat,models,admin"
+    made = manage(server.data_dir, "create_api_key", "alice", "--name", "test", "--scopes", scopes)
+    key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    model = server.get("/v1/models", headers=key).json()["data"][0]["id"]
+    asked = {
+        "model": model,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    url = server.url + "/v1/chat/completions"
+    answer = httpx.post(url, json=asked, headers=key, timeout=WAIT_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+    changed = httpx.patch(server.url + "/api/engine", json={"slots": 3}, headers=key)
+    assert changed.json()["slots"]["requested"] == 3
+    assert server.get("/metrics", headers=key).text.count("blockhouse_slots 3.0") == 1
+
+    server.signal()
+    assert server.process.wait(WAIT_S) == 0
+    until(lambda: not any(psutil.pid_exists(pid) for pid in workers))
+
+    again = serve().until_ready()
+    assert "set-up:" not in "\n".join(again.lines)
+    state = again.get("/api/engine", headers=key).json()
+    assert state["slots"]["requested"] == 3
+    assert state["kv"]["blocks_total"] == state["kv"]["blocks_free"]
+
+    # A server that is killed leaves no worker behind.
+    until(lambda: len(children(again)) >= 1)
+    workers = children(again)
+    again.process.kill()
+    until(lambda: not any(_runs(pid) for pid in workers))
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_model_that_is_not_there_ends_the_start_with_its_reason(serve):
+    server = serve(APPLIANCE_MODEL="no-such-model")
+    while server.line():
+        pass
+    assert server.process.wait(WAIT_S) == 1
+    assert "no model 'no-such-model'" in "\n".join(server.lines)
+    assert "manage.py models" in "\n".join(server.lines)
