@@ -9,6 +9,8 @@ class ChatConfig(AppConfig):
     def ready(self) -> None:
         from django.contrib.auth.signals import user_logged_out
 
-        from appliance.chat.signed_out import end_session
+        from appliance.chat.endings import finish_answers, session_signed_out
+        from appliance.serving.gateway import gateway_when_stopping
 
-        user_logged_out.connect(end_session, dispatch_uid="chat-signed-out")
+        user_logged_out.connect(session_signed_out, dispatch_uid="chat-signed-out")
+        gateway_when_stopping(finish_answers)

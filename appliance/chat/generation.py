@@ -38,13 +38,14 @@ logger = logging.getLogger(__name__)
 
 # Pieces that come faster than this go out as one frame.
 FRAME_GAP_S = 0.03
-CHECKPOINT_S = 5.0
+CHECKPOINT_S = 2.5
 # Waits between tries to store an answer while the database does not answer.
 SAVE_WAITS_S = (0.5, 2.0, 5.0)
 
 HINTS = {
     "insufficient_quota": "Your message is still below. Send it again when tokens are left.",
     "context_length_exceeded": "Nothing was left out. Start a new chat, or shorten the message.",
+    "context_length_exceeded in a new chat": "Nothing was left out. Shorten the message.",
     "queue_full": "Your message is still below. Try again in a moment.",
     "engine_unavailable": "Your message is still below. Try again in a moment.",
     "conflict": "Wait for it to end, or stop it.",
@@ -52,8 +53,8 @@ HINTS = {
     "rate_limit_exceeded": "Your message is still below. Wait a little, then send it again.",
 }
 DEFAULT_HINT = "Your message is still below. Try again."
-BROKE_TEXT = "The model stopped working. What was written is kept."
-ENDED_TEXT = "An admin or the server ended this answer. What was written is kept."
+BROKE_TEXT = "The model stopped working."
+ENDED_TEXT = "An admin or the server ended this answer."
 
 Send = Callable[[ServerMessage], Awaitable[None]]
 
@@ -68,6 +69,8 @@ def refusal(
     elif isinstance(failure, ApplianceError):
         code, message, retry_after_s = failure.code, failure.message, failure.retry_after_s
         hint = HINTS.get(code, DEFAULT_HINT)
+        if conversation_id is None:
+            hint = HINTS.get(f"{code} in a new chat", hint)
     else:
         code, hint = "internal_error", DEFAULT_HINT
         message = "The server made a mistake. An admin finds it in the log."

@@ -17,14 +17,14 @@ from appliance.chat.generation import Generation
 from appliance.chat.models import MessageState
 from appliance.chat.sessions import sessions_ended
 from appliance.chat.sockets import sockets
-from appliance.errors import Conflict, EngineUnavailable
+from appliance.errors import Conflict
 from appliance.serving.booking import in_db_thread
 
 logger = logging.getLogger(__name__)
 
 SESSION_CHECK_S = 10.0
-SHUTDOWN_TEXT = "The server was stopped while it was writing. What was written is kept."
-SIGNED_OUT_TEXT = "You signed out while it was writing. What was written is kept."
+SHUTDOWN_TEXT = "The server was stopped while it was writing."
+SIGNED_OUT_TEXT = "You signed out while it was writing."
 
 
 class Generations:
@@ -32,7 +32,6 @@ class Generations:
         self._running: dict[tuple[int, uuid.UUID], Generation] = {}
         self._by_client_id: dict[tuple[int, str], Generation] = {}
         self._guard: asyncio.Task[None] | None = None
-        self.closing = False
 
     # ---- event loop
 
@@ -51,8 +50,6 @@ class Generations:
         """
         if (known := self._by_client_id.get((owner.pk, client_id))) is not None:
             return known
-        if self.closing:
-            raise EngineUnavailable("The server is being restarted. Try again in a minute.")
         if conversation_id is not None and (owner.pk, conversation_id) in self._running:
             raise Conflict("An answer is still being written in this chat.")
         generation = Generation(owner, conversation_id, text, client_id, session_key, self._forget)
@@ -73,8 +70,7 @@ class Generations:
         self._by_client_id.pop((generation.owner.pk, generation.client_id), None)
 
     async def shutdown(self) -> None:
-        """End all answers as interrupted, with their text saved. No new one starts after this."""
-        self.closing = True
+        """End all answers as interrupted, with their text saved. The gateway takes no new ones."""
         if self._guard is not None:
             self._guard.cancel()
         running = list(self._running.values())

@@ -18,7 +18,7 @@ from appliance.chat.models import TITLE_CHARS, Conversation, Message, MessageSta
 from appliance.errors import BadRequest, Conflict, NotFound
 
 SEARCH_CHARS = 200
-INTERRUPTED_TEXT = "The server stopped while it was writing. What was written is kept."
+INTERRUPTED_TEXT = "The server stopped while it was writing."
 PROCESS_STARTED = timezone.now()
 # A row that nobody writes any more; far longer than the gap between its start and its first check.
 ORPHAN_AFTER = timedelta(minutes=5)

@@ -22,7 +22,8 @@ export class Composer extends EventTarget {
   constructor(conversationId) {
     super();
     this.#key = `draft:${conversationId || 'new'}`;
-    this.text = drafts.get(this.#key);
+    // What was typed before this script came stays.
+    if (this.text) this.#changed(); else this.text = drafts.get(this.#key);
     this.#form.addEventListener('submit', (event) => { event.preventDefault(); this.#submit(); });
     this.#stop.addEventListener('click', () => this.dispatchEvent(new Event('stop')));
     this.#field.addEventListener('input', () => this.#changed());

@@ -25,6 +25,7 @@ export class ChatList extends EventTarget {
   #timer = 0;
   #asked = 0;
   #limit = '';
+  #isStale = false;
   currentId;
   // Being deleted by this tab, which says so itself.
   deletingId = null;
@@ -69,11 +70,12 @@ export class ChatList extends EventTarget {
       if (!response.ok) return;
       html = await response.text();
     } catch { return; /* offline: the list stays as it is */ }
-    // An answer that was overtaken, or a name being written: the list waits.
-    if (turn !== this.#asked || this.#nav.querySelector('.rename')) return;
+    if (turn !== this.#asked) return;
+    // Nothing moves under a menu that is open or a name that is being written.
+    if (this.menuIsOpen || this.#nav.querySelector('.rename')) { this.#isStale = true; return; }
+    this.#isStale = false;
     const focused = document.activeElement?.closest?.('.row')?.dataset.id;
     const onButton = document.activeElement?.matches?.('button');
-    this.closeMenu(false);
     // Our own server's markup, escaped there; scripts in it would not run.
     const fresh = new DOMParser().parseFromString(html, 'text/html');
     this.#nav.replaceChildren(...fresh.body.childNodes);
@@ -125,6 +127,7 @@ export class ChatList extends EventTarget {
     this.#menuFor?.button.setAttribute('aria-expanded', 'false');
     if (refocus) this.#menuFor?.button.focus();
     this.#menuFor = null;
+    if (this.#isStale) this.refresh();
   }
 
   #onMenuKey(event) {

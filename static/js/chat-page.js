@@ -38,7 +38,7 @@ function start(text) {
   if (text !== null) turns.addPending(text, clientId);
   showState();
   setTimeout(() => { if (pending?.clientId === clientId && socket.isOpen && !reading) turns.showWaiting({ mark: 'spinner', head: 'Sending', cancel: stop }); }, SENDING_SHOWN_MS);
-  socket.send(message);
+  if (!socket.send(message) && downSince) showDown();
 }
 
 function stop() {
@@ -247,6 +247,7 @@ let downSince = 0;
 let downTimer = 0;
 
 function showDown() {
+  clearTimeout(downTimer);
   const long = Date.now() - downSince > DOWN_LONG_MS;
   const text = active ? 'The answer goes on at the server; you will get the missing part.'
     : 'You can write meanwhile. A message is sent when the connection is back.';
@@ -259,6 +260,7 @@ socket.addEventListener('open', () => {
   if (downSince) {
     turns.hideWaiting();
     say('Connected again.');
+    list.refresh();
     checkState();
   }
   downSince = 0;

@@ -47,4 +47,3 @@ async def tabs(transactional_db: None, backend: FakeBackend) -> AsyncIterator[Ta
         generations._guard.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert await bookings_wait(5) == 0
-    generations.closing = False

@@ -2,8 +2,9 @@
 
     python -m tests.appliance.chat.fake_server [--port 0] [--delay 0.03]
 
-It prints its address and the password of bob. It keeps everything in a temporary folder. What a
-message says chooses what the model does: queue, fail, slow, long, table, code, hostile, hold.
+It prints the password of bob and alice. It keeps everything in a temporary folder, or in
+APPLIANCE_DATA_DIR. What a message says chooses what the model does: queue, fail,
+slow, long, table, code, hostile, hold.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from daphne.endpoints import build_endpoint_description_strings  # noqa: E402
 from daphne.server import Server  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 
+from appliance.accounts.models import User  # noqa: E402
 from appliance.accounts.services import user_create  # noqa: E402
 from appliance.asgi import application  # noqa: E402
 from appliance.serving.gateway import gateway_install  # noqa: E402
@@ -167,8 +169,9 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.03)
     options = parser.parse_args()
     call_command("migrate", verbosity=0)
-    user_create("bob", password=PASSWORD)
-    user_create("alice", password=PASSWORD, is_admin=True)
+    if not User.objects.exists():
+        user_create("bob", password=PASSWORD)
+        user_create("alice", password=PASSWORD, is_admin=True)
     gateway_install(SlowBackend(delay_s=options.delay))
     server = Server(
         application,

@@ -12,7 +12,7 @@ from appliance.chat.models import Conversation, Message, MessageState
 from appliance.quotas.models import UsageRecord
 from appliance.quotas.services import quota_rule_set
 from appliance.serving.booking import bookings_wait
-from appliance.serving.gateway import gateway_close, gateway_remove
+from appliance.serving.gateway import gateway_close, gateway_remove, gateway_stopping
 from tests.appliance.chat.browser import WAIT_S, holds, sign_in, socket_for
 
 ANSWER = "Paris is the capital."
@@ -253,7 +253,8 @@ async def test_shutdown_saves_the_partial_text_as_interrupted(tabs, backend, bob
     tab = await tabs.open(bob)
     await tab.ask("Tell me")
     await holds(backend)
-    await asyncio.wait_for(generations.shutdown(), WAIT_S)
+    gateway_close()
+    await gateway_stopping(WAIT_S)
     stored = await Message.objects.aget(role="assistant")
     assert (stored.state, stored.content) == (MessageState.INTERRUPTED, "Paris is")
     assert (await tab.until("generation.finished"))["message"]["state"] == "interrupted"
