@@ -59,7 +59,7 @@ export class Banner {
 
   #lost(age) {
     const wait = Math.max(0, Math.round((this.#socket.nextTryAt - Date.now()) / 1000));
-    const trying = this.#socket.nextTryAt ? `Trying again in ${wait} s.` : 'Trying again now.';
+    const trying = this.#socket.nextTryAt ? `Trying again in ${wait} s.` : 'Waiting for an answer.';
     return { tone: 'warn', image: 'plug', what: age === null ? 'No connection to the server.' : `Connection lost. These numbers are ${seconds(age)} old.`, why: trying, retry: true };
   }
 }

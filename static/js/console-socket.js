@@ -1,10 +1,12 @@
 // The console's socket: connects, reconnects with back-off, acknowledges. Knows no page.
 const FIRST_RETRY_MS = 500, LONGEST_RETRY_MS = 15000;
+// An open socket that is silent this long, though it should tell, is given up.
+const SILENCE_MS = 8000;
 // Closed by the server because of who asks: trying again would not help.
 const REFUSED = new Set([4401, 4403]);
 
 export class ConsoleSocket extends EventTarget {
-  #url; #socket = null; #retryMs = FIRST_RETRY_MS; #timer = 0; #paused = false; #opened = false;
+  #url; #socket = null; #retryMs = FIRST_RETRY_MS; #timer = 0; #silence = 0; #paused = false; #opened = false;
   tries = 0;
   nextTryAt = 0;
 
@@ -19,6 +21,7 @@ export class ConsoleSocket extends EventTarget {
     this.tries += 1;
     const socket = this.#socket = new WebSocket(this.#url);
     this.#opened = false;
+    this.#watch();
     socket.addEventListener('open', () => {
       this.#opened = true;
       if (this.#paused) this.#send({ type: 'console.pause' });
@@ -27,30 +30,61 @@ export class ConsoleSocket extends EventTarget {
     socket.addEventListener('message', (event) => {
       const message = JSON.parse(event.data);
       if (message.type !== 'console.update') return;
+      if (socket !== this.#socket) return;
       this.tries = 0;
+      this.#watch();
       this.#retryMs = FIRST_RETRY_MS;
       this.#send({ type: 'console.ack', n: message.n });
       this.#tell('update', message);
     });
     socket.addEventListener('close', (event) => {
       if (socket !== this.#socket) return;
-      this.#socket = null;
-      if (REFUSED.has(event.code)) { this.#tell('refused', event.code); return; }
-      const wait = this.#retryMs * (0.75 + Math.random() / 2);
-      this.#retryMs = Math.min(LONGEST_RETRY_MS, this.#retryMs * 2);
-      this.nextTryAt = Date.now() + wait;
-      this.#timer = setTimeout(() => this.connect(), wait);
-      this.#tell('lost', { everOpened: this.#opened });
+      if (REFUSED.has(event.code)) { this.#socket = null; clearTimeout(this.#silence); this.#tell('refused', event.code); return; }
+      this.#retryLater();
     });
+  }
+
+  #retryLater() {
+    clearTimeout(this.#silence);
+    this.#socket = null;
+    const wait = this.#retryMs * (0.75 + Math.random() / 2);
+    this.#retryMs = Math.min(LONGEST_RETRY_MS, this.#retryMs * 2);
+    this.nextTryAt = Date.now() + wait;
+    this.#timer = setTimeout(() => this.connect(), wait);
+    this.#tell('lost', { everOpened: this.#opened });
+  }
+
+  #watch() {
+    clearTimeout(this.#silence);
+    if (this.#paused) return;
+    this.#silence = setTimeout(() => {
+      const silent = this.#socket;
+      this.#retryLater();
+      silent?.close();
+    }, SILENCE_MS);
   }
 
   // Now, for a person who does not want to wait for the next try.
   retryNow() {
-    if (!this.#socket) { this.#retryMs = FIRST_RETRY_MS; this.connect(); }
+    const silent = this.#socket;
+    this.#socket = null;
+    silent?.close();
+    this.#retryMs = FIRST_RETRY_MS;
+    this.connect();
   }
 
-  pause() { this.#paused = true; this.#send({ type: 'console.pause' }); }
-  resume() { this.#paused = false; this.#send({ type: 'console.resume' }); }
+  pause() {
+    this.#paused = true;
+    clearTimeout(this.#silence);
+    this.#send({ type: 'console.pause' });
+  }
+
+  resume() {
+    this.#paused = false;
+    if (this.#socket) this.#watch();
+    this.#send({ type: 'console.resume' });
+  }
+
   resync() { this.#send({ type: 'console.resync' }); }
 
   #send(message) {

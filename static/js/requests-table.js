@@ -2,7 +2,7 @@
 import { count, icon, make, mark, many, seconds, setText, shortId } from './words.js';
 
 // An ended row is shown this long, and as long as it has the focus or the pointer.
-const SHOW_ENDED_S = 8;
+const SHOW_ENDED_S = 6;
 const ENDINGS = { stop: ['check', 'ended', ''], length: ['check', 'ended, full length', ''], abort: ['stop', 'stopped', ''], error: ['error', 'failed', 'danger'] };
 
 export class RequestsTable {

@@ -31,10 +31,10 @@ export class Timeline {
     const replay = staticReplay(actual, slots, now), isStatic = this.#view === 'static';
     const width = this.#canvas.parentElement.clientWidth;
     if (!width) return;
-    this.#row = slots <= 14 ? 20 : slots <= 24 ? 16 : 12;
+    this.#row = slots <= 14 ? 20 : slots <= 24 ? 17 : 14;
     const height = TOP + slots * this.#row + LANES * 20 + 10, c = fit(this.#canvas, width, height);
-    this.#ink ??= { surface: token('--surface'), line: token('--line'), text: token('--text-2'), faint: token('--text-3'), danger: token('--danger'), idle: token('--block-cached'), row: token('--block-free'), font: `12px ${token('--font')}`, hues: new Map() };
-    c.font = this.#ink.font;
+    this.#ink ??= { surface: token('--surface'), line: token('--line'), text: token('--text-2'), faint: token('--text-3'), danger: token('--danger'), idle: token('--block-cached'), row: token('--block-free'), font: token('--font'), hues: new Map() };
+    c.font = `${this.#row < 16 ? 11 : 12}px ${this.#ink.font}`;
     c.textBaseline = 'middle';
     const running = this.#names(isStatic ? replay.bars.filter((bar) => bar.end >= now && bar.from < now) : actual.filter((bar) => bar.live), slots);
     this.#right = Math.min(110, Math.max(44, ...running.map((name) => c.measureText(name).width)) + 14);
@@ -134,15 +134,20 @@ export class Timeline {
     this.#decode(c, bar.row, bar.slot, read, end);
     this.#prefill(c, bar.row, bar.slot, X(bar.from), read);
     const until = X(Math.min(now, bar.idleUntil)), y = TOP + bar.slot * this.#row;
-    if (until - end > 2) hatch(c, end + 1, y + 5, until - end - 2, this.#row - 11, this.#ink.idle, 5);
+    const [top, h] = this.#flat();
+    if (until - end > 2) hatch(c, end + 1, y + top, until - end - 2, h, this.#ink.idle, 5);
   }
+
+  // Offset and height of a flat bar within its row; a tall one has 2 and the row less 5.
+  #flat() { return this.#row < 16 ? [4, 6] : [5, this.#row - 11]; }
 
   #queued(c, row, slot, x, end) {
     if (end - x < 1.5) return;
     c.strokeStyle = this.#colour(row);
     c.lineWidth = 1;
     c.setLineDash([2, 2]);
-    c.strokeRect(x + 0.5, TOP + slot * this.#row + 5.5, end - x, this.#row - 12);
+    const [top, h] = this.#flat();
+    c.strokeRect(x + 0.5, TOP + slot * this.#row + top + 0.5, end - x, h - 1);
     c.setLineDash([]);
   }
 
@@ -154,7 +159,7 @@ export class Timeline {
   }
 
   #decode(c, row, slot, x, end) {
-    const y = TOP + slot * this.#row + 5, h = this.#row - 11;
+    const [top, h] = this.#flat(), y = TOP + slot * this.#row + top;
     c.fillStyle = this.#colour(row);
     c.fillRect(x, y, Math.max(0, end - x), h);
     shapeOver(c, this.#model.user(row).shape, x, y, Math.max(0, end - x), h, this.#ink.surface);

@@ -1,11 +1,13 @@
 // Numbers and times as the console writes them, and small DOM helpers (text only, never markup).
-export const count = (n) => Math.round(n).toLocaleString('en-US');
+const grouped = new Intl.NumberFormat('en-US', { maximumFractionDigits: 0 });
+export const count = (n) => grouped.format(n);
 
 export const many = (n, one, several = `${one}s`) => `${count(n)} ${n === 1 ? one : several}`;
 
 // Two significant digits are enough for a time.
 export function seconds(s) {
   if (s === null || s === undefined) return '–';
+  if (s < 0.0005) return '0 s';
   if (s < 0.095) return `${Math.round(s * 1000)} ms`;
   if (s < 9.95) return `${s.toFixed(1)} s`;
   if (s < 100) return `${Math.round(s)} s`;
@@ -22,7 +24,11 @@ export function bytes(n) {
 // As much of a request's id as anybody can tell apart at a glance.
 export const shortId = (id) => id.slice(0, 8);
 
-export const percent = (part, whole) => (whole ? `${Math.round(part / whole * 100)} %` : '–');
+export function percent(part, whole) {
+  if (!whole) return '–';
+  const share = part / whole * 100;
+  return share > 0 && share < 0.5 ? '<1 %' : `${Math.round(share)} %`;
+}
 
 export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString('en-GB', { hour12: false });
