@@ -12,13 +12,13 @@ from tests.appliance.fake_backend import FakeBackend
 
 
 @pytest.fixture
-def bob(transactional_db: None) -> User:
+def bob(committed_db: None) -> User:
     """Committed, so that the threads of the database work see him."""
     return user_create("bob")
 
 
 @pytest.fixture
-async def backend(transactional_db: None) -> AsyncIterator[FakeBackend]:
+async def backend(committed_db: None) -> AsyncIterator[FakeBackend]:
     backend = FakeBackend()
     gateway_install(backend)
     yield backend

@@ -80,7 +80,7 @@ async def test_revoking_and_switching_off_count_from_the_next_request(
     await check_error(await caller.get("/v1/models"), 401, "invalid_api_key")
     await in_db_thread(user_set_active, bob, True)
     assert (await caller.get("/v1/models")).status == 200
-    await in_db_thread(api_key_revoke, await ApiKey.objects.aget())
+    await in_db_thread(api_key_revoke, await in_db_thread(ApiKey.objects.get))
     await check_error(await caller.get("/v1/models"), 401, "invalid_api_key")
 
 

@@ -1,7 +1,7 @@
 """/v1/chat/completions: whole and streamed answers."""
 
 from appliance.quotas.models import UsageRecord
-from appliance.serving.booking import bookings_wait
+from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.fake_backend import FakeBackend
 
@@ -133,7 +133,7 @@ async def test_several_choices_come_in_order_in_a_whole_answer(caller: Caller) -
 async def test_every_choice_has_its_row_in_the_ledger(caller: Caller) -> None:
     await (await caller.chat(n=2)).json()
     assert await bookings_wait(DEADLINE_S) == 0
-    rows = [row async for row in UsageRecord.objects.all()]
+    rows = await in_db_thread(list, UsageRecord.objects.all())
     assert [(row.source, row.username, row.end) for row in rows] == [("api", "bob", "stop")] * 2
     assert all(row.key_id and row.key_prefix.startswith("bh_") for row in rows)
 

@@ -20,7 +20,7 @@ from tests.appliance.fake_backend import FakeBackend, FakeStream
 
 async def ledger() -> UsageRecord:
     assert await bookings_wait(DEADLINE_S) == 0
-    return await UsageRecord.objects.aget()
+    return await in_db_thread(UsageRecord.objects.get)
 
 
 async def test_b08_a_failure_after_the_start_is_an_error_frame_and_no_done(
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_frees_its_slot_and_pays_what_it_got(
     await answer.leave()
     assert backend.running == {}
     assert await bookings_wait(DEADLINE_S) == 0
-    rows = [row async for row in UsageRecord.objects.all()]
+    rows = await in_db_thread(list, UsageRecord.objects.all())
     assert {row.end for row in rows} == {"abort"}
     status = await in_db_thread(quota_status, bob)
     assert status.reserved_tokens == 0
@@ -147,7 +147,7 @@ async def test_b08_revoking_a_key_ends_its_open_streams(
     backend.hold(after=1)
     answer = await caller.chat(stream=True)
     await asyncio.wait_for(backend.holding.wait(), DEADLINE_S)
-    await in_db_thread(api_key_revoke, await ApiKey.objects.aget())
+    await in_db_thread(api_key_revoke, await in_db_thread(ApiKey.objects.get))
     *_, last = await answer.events()
     assert last["error"]["code"] == "invalid_api_key"
     assert backend.running == {}
