@@ -43,9 +43,7 @@ def networks(*texts):
 
 
 @pytest.fixture(autouse=True)
-def policy(settings):
-    hosts_before = settings.ALLOWED_HOSTS
-
+def policy(own_policy):
     def install(**changes):
         fields = {
             "hosts": ("localhost", "127.0.0.1", "[::1]", "box.example"),
@@ -56,9 +54,7 @@ def policy(settings):
         policy_install(ExposurePolicy(**{**fields, **changes}))
 
     install()
-    yield install
-    policy_remove()
-    settings.ALLOWED_HOSTS = hosts_before
+    return install
 
 
 async def call(headers, *, path="/x", client="127.0.0.1", method="GET", scheme="http", body=()):

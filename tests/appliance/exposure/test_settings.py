@@ -6,7 +6,7 @@ from django.core.management.base import SystemCheckError
 
 from appliance.errors import BadRequest
 from appliance.exposure.models import ExposureSettings
-from appliance.exposure.policy import PRIVATE_NETWORKS, parse_address, policy_current, policy_remove
+from appliance.exposure.policy import PRIVATE_NETWORKS, parse_address, policy_current
 from appliance.exposure.services import (
     exposure_change,
     exposure_check,
@@ -16,12 +16,8 @@ from appliance.exposure.services import (
 
 
 @pytest.fixture(autouse=True)
-def own_policy(settings):
-    hosts_before = settings.ALLOWED_HOSTS
+def nothing_declared(own_policy, settings):
     settings.APPLIANCE_ALLOWED_HOSTS = []
-    yield
-    policy_remove()
-    settings.ALLOWED_HOSTS = hosts_before
 
 
 def test_the_first_start_takes_the_environment_and_later_ones_the_row(db, settings):

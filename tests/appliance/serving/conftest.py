@@ -1,9 +1,20 @@
 import pytest
+from django.conf import settings as django_settings
 
 from appliance.accounts.services import user_create
+from appliance.exposure.policy import policy_remove
 from appliance.serving.gateway import gateway_install, gateway_remove
 from appliance.serving.types import Caller, GenerationRequest, SamplingOptions
 from tests.appliance.fake_backend import FakeBackend
+
+
+@pytest.fixture(autouse=True)
+def own_policy():
+    """Undo what a test installs. Set up first, so undone after every override of a setting."""
+    hosts_before = list(django_settings.ALLOWED_HOSTS)
+    yield
+    policy_remove()
+    django_settings.ALLOWED_HOSTS = hosts_before
 
 
 @pytest.fixture

@@ -148,8 +148,8 @@ async def test_those_who_wait_are_told_how_many_are_ahead(make):
     event = await asyncio.wait_for(waiting, DEADLINE_S)
     assert isinstance(event, Queued)
     assert event.ahead in (1, 5)
+    runner.allow()
     for stream in streams:
-        runner.allow(3)
         await stream.aclose()
 
 
@@ -200,13 +200,12 @@ async def test_closing_frees_and_keeps_the_true_count(make):
     runner.allow(4)
     await until(lambda: stream.completion_tokens == 4)
     closing = asyncio.ensure_future(stream.aclose())
-    runner.allow(1)
-    await asyncio.wait_for(closing, DEADLINE_S)
+    await until(closing.done, runner)
     await stream.aclose()
     events = await asyncio.wait_for(reading, DEADLINE_S)
     assert events[-1].finish_reason == "abort"
     assert events[-1].completion_tokens == stream.completion_tokens
-    assert 4 <= stream.completion_tokens <= 5
+    assert 4 <= stream.completion_tokens < 20
     await until(lambda: backend.state()["kv"]["blocks_used"] == 0)
 
 
@@ -228,8 +227,8 @@ async def test_a_reader_that_is_cancelled_frees(make):
 async def test_an_unread_stream_can_be_closed(make):
     backend, runner = await make(free=False)
     stream = await open_stream(backend)
-    runner.allow(1)
-    await asyncio.wait_for(stream.aclose(), DEADLINE_S)
+    closing = asyncio.ensure_future(stream.aclose())
+    await until(closing.done, runner)
     assert (await read(stream))[-1].finish_reason == "abort"
 
 
@@ -441,10 +440,8 @@ async def test_a_stop_without_grace_ends_running_answers_d08(make):
     runner.allow(3)
     await until(lambda: stream.completion_tokens == 3)
     stopping = asyncio.ensure_future(backend.stop(0.0))
-    await until(lambda: backend.state()["state"] == "draining")
-    runner.allow(1)
+    await until(stopping.done, runner)
     end = (await asyncio.wait_for(reading, DEADLINE_S))[-1]
-    await stopping
     assert end.finish_reason in ("abort", "error")
     assert end.error
 

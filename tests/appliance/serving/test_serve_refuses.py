@@ -7,19 +7,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from appliance.accounts.services import user_create
-from appliance.exposure.policy import policy_remove
 from appliance.serving.start import StartRefused, data_dir_lock, listen, url_of
 from tests.e2e.server import free_port
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def own_policy(settings):
-    hosts_before = settings.ALLOWED_HOSTS
-    yield
-    policy_remove()
-    settings.ALLOWED_HOSTS = hosts_before
 
 
 def test_a_second_server_on_the_same_data_is_refused_and_names_the_first(settings):
