@@ -32,6 +32,17 @@ class RopeSpec:
     # The checkpoint's max_position_embeddings.
     max_position: int
 
+    @property
+    def longest(self) -> int:
+        """Positions that this form reaches; the checkpoint may name fewer as its usual length."""
+        factor = float(self.parameters.get("factor") or 1.0)
+        if self.kind == "dynamic":
+            return int(self.max_position * factor)
+        if self.kind == "yarn":
+            trained = self.parameters.get("original_max_position_embeddings") or self.max_position
+            return max(self.max_position, int(int(trained) * factor))
+        return self.max_position
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:

@@ -75,7 +75,7 @@ class ModelRunner:
         spec = decoder_spec(model_config)
         refuse_quantised(model_config)
         device = choose_device(config.device)
-        max_model_len = choose_max_model_len(config, model_config)
+        max_model_len = choose_max_model_len(config, model_config, spec)
         try:
             forward, storage, notice = self._make_forward(
                 model_config, spec, max_model_len, device, on_progress
@@ -267,18 +267,19 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
     return _DTYPES[asked]
 
 
-def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    """
+def choose_max_model_len(config: EngineConfig, model_config: ModelConfig, spec: DecoderSpec) -> int:
+    """The model's usual length unless another is set; a stretched form may reach further.
+
     Raises:
-        ModelLoadError: more was asked than the model was made for.
+        ModelLoadError: more was asked than the model reaches.
     """
-    limit = model_config.max_position
     if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
+        return model_config.max_position
+    longest = min((rope.longest for rope in spec.ropes), default=model_config.max_position)
+    if config.max_model_len > longest:
         raise ModelLoadError(
-            f"max_model_len is {config.max_model_len:,}, but the model was made for "
-            f"{limit:,} tokens. Set it to that or less."
+            f"max_model_len is {config.max_model_len:,}, but the model reaches "
+            f"{longest:,} tokens. Set it to that or less."
         )
     return config.max_model_len
 

@@ -1,5 +1,6 @@
 """Our forward pass against transformers', the same weights in fp32."""
 
+import json
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from inference.config import EngineConfig, ModelConfig
+from inference.errors import ModelLoadError
 from inference.kv_cache.storage import KVCacheStorage
 from inference.models.registry import ARCHITECTURES, decoder_spec
 from inference.outputs import ScheduledRequest, SchedulerOutput
@@ -57,7 +59,9 @@ def started(folder: Path, **config: object) -> tuple[ModelRunner, StepDriver]:
     )
 
 
-def logits_of_chunks(folder: Path, prompt: list[int], chunks: list[int]) -> torch.Tensor:
+def logits_of_chunks(
+    folder: Path, prompt: list[int], chunks: list[int], max_positions: int = 256
+) -> torch.Tensor:
     """Logits after the last chunk, [vocab_size]; blocks in falling order."""
     config = ModelConfig.from_dir(folder)
     storage = KVCacheStorage(config, num_blocks=16, block_size=8, dtype=torch.float32, device=CPU)
@@ -65,7 +69,7 @@ def logits_of_chunks(folder: Path, prompt: list[int], chunks: list[int]) -> torc
         decoder = load_decoder(
             decoder_spec(config),
             Checkpoint(folder),
-            max_positions=256,
+            max_positions=max_positions,
             dtype=torch.float32,
             device=CPU,
             on_progress=lambda share, text: None,
@@ -127,6 +131,67 @@ def test_longrope_takes_the_short_factors_on_a_short_server(tmp_path) -> None:
     driver.run([request], 8)
     assert request.output_token_ids == greedy_of_transformers(oracle, prompt, 8)
     runner.close()
+
+
+# How older checkpoints write what newer ones have in layer_types and rope_parameters.
+OLDER: dict[str, dict[str, object]] = {
+    "llama-llama3": {
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "qwen2-window": {"rope_theta": 10_000.0},
+    "gemma2": {"rope_theta": 10_000.0},
+    "gemma3": {
+        "sliding_window_pattern": 2,
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 50.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "phi3-longrope-partial": {
+        "partial_rotary_factor": 0.75,
+        "rope_theta": 1000.0,
+        "rope_scaling": {
+            "type": "su",
+            "short_factor": [1.0, 1.2, 1.5],
+            "long_factor": [1.5, 3.0, 6.0],
+        },
+    },
+    "smollm3": {"rope_theta": 2_000_000.0},
+}
+
+
+@pytest.mark.parametrize("family", OLDER)
+def test_an_older_checkpoint_reads_as_the_same_model(tmp_path, family) -> None:
+    save_tiny_model(family, tmp_path)
+    (prompt,) = prompts(45)
+    want = logits_of_chunks(tmp_path, prompt, [45])
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for newer in ("layer_types", "rope_parameters", "no_rope_layers"):
+        config.pop(newer, None)
+    path.write_text(json.dumps(config | OLDER[family]))
+    assert torch.equal(logits_of_chunks(tmp_path, prompt, [45]), want)
+
+
+@pytest.mark.parametrize("family", ["llama-dynamic", "llama-yarn"])
+def test_a_stretched_model_reaches_past_its_usual_length(tmp_path, family) -> None:
+    oracle = save_tiny_model(family, tmp_path, max_position_embeddings=64)
+    (prompt,) = prompts(128)
+    with torch.inference_mode():
+        want = oracle(torch.tensor([prompt])).logits[0, -1]
+    got = logits_of_chunks(tmp_path, prompt, [100, 28], max_positions=128)
+    torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
+
+    runner, _ = started(tmp_path, max_model_len=128)
+    runner.close()
+    with pytest.raises(ModelLoadError, match="reaches"):
+        started(tmp_path, max_model_len=300)
 
 
 @pytest.mark.model
