@@ -1,0 +1,53 @@
+"""A sender that never finishes is answered and cut off, on a simulated clock (B11)."""
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from appliance.serving import web_server
+from appliance.serving.web_server import REQUEST_DEADLINE_S, RequestFactory
+
+
+class Server:
+    """What a request needs of its server before it is whole."""
+
+    proxy_forwarded_address_header = None
+
+    def protocol_connected(self, protocol):
+        pass
+
+    def protocol_disconnected(self, protocol):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(web_server, "reactor", clock)
+    return clock
+
+
+@pytest.fixture
+def sender(clock):
+    """A connection whose request has begun."""
+    channel = RequestFactory(Server()).buildProtocol(None)
+    channel.callLater = clock.callLater
+    transport = StringTransport()
+    channel.makeConnection(transport)
+    channel.dataReceived(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+    return channel, transport
+
+
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 100\r\n\r\n"])
+def test_a_sender_of_a_byte_a_second_is_answered_with_408_b11(clock, sender, head):
+    channel, transport = sender
+    channel.dataReceived(head)
+    for _ in range(int(REQUEST_DEADLINE_S) - 30):
+        clock.advance(1)
+        channel.dataReceived(b"x")
+    assert transport.value() == b""
+    clock.advance(30)
+    assert transport.value().startswith(b"HTTP/1.1 408 ")
+    assert b'"code": "request_too_slow"' in transport.value()
+    clock.advance(10)
+    assert transport.disconnecting
