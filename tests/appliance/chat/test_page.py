@@ -161,3 +161,14 @@ def test_the_chat_page_loads_scripts_that_exist(page):
             for other in re.findall(r"from '(\.[^']+)'", text):
                 names.add(str(Path(name).parent / other).replace("js/../", ""))
     assert "js/markdown.js" in seen
+
+
+def test_every_message_and_close_code_is_in_the_readme():
+    text = (ROOT / "appliance" / "chat" / "README.md").read_text()
+    source = (ROOT / "appliance" / "chat" / "protocol.py").read_text()
+    types = re.findall(r'type: Literal\["([a-z.]+)"\]', source)
+    assert len(types) > 15
+    for name in types:
+        assert f"`{name}`" in text, f"{name} is not documented"
+    for code in re.findall(r"CLOSE_\w+ = (\d+)", source):
+        assert code in text, f"close code {code} is not documented"

@@ -1,0 +1,193 @@
+"""The chat page in a real browser with a scripted model: what only a browser can show."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
+
+from tests.appliance.base import PASSWORD
+from tests.e2e.server import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_MS = 30_000
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.appliance.chat.fake_server",
+            "--port",
+            str(port),
+            "--delay=0.01",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path_factory.mktemp("look"))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline().startswith("ready")
+    yield f"http://127.0.0.1:{port}"
+    server.terminate()
+    server.wait(20)
+    server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def session(browser: Browser, address: str) -> StorageState:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}/login/")
+    page.fill("input[name=login]", "bob")
+    page.fill("input[name=password]", PASSWORD)
+    page.click("button[type=submit]")
+    page.wait_for_url(f"{address}/", timeout=WAIT_MS)
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+class Watched:
+    """A signed-in page, and all it asked of others or complained of."""
+
+    def __init__(self, browser: Browser, address: str, session: StorageState) -> None:
+        self.address = address
+        self.context = browser.new_context(storage_state=session)
+        self.faults: list[str] = []
+        self.page = self.open("/")
+
+    def open(self, path: str) -> Page:
+        page = self.context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        own = (self.address, self.address.replace("http", "ws"))
+        page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: self.faults.append(str(e)))
+        page.on("dialog", lambda d: self.faults.append(d.message))
+        page.on("request", lambda r: None if r.url.startswith(own) else self.faults.append(r.url))
+        page.goto(self.address + path)
+        return page
+
+
+@pytest.fixture
+def watched(browser: Browser, address: str, session: StorageState) -> Iterator[Watched]:
+    watched = Watched(browser, address, session)
+    yield watched
+    watched.context.close()
+    assert watched.faults == []
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#draft", text)
+    page.click("#send")
+
+
+def is_idle(page: Page) -> None:
+    expect(page.locator(".turn.is-last .speed")).to_contain_text("token", timeout=WAIT_MS)
+    expect(page.locator("#stop")).to_be_hidden(timeout=WAIT_MS)
+
+
+def test_hostile_text_runs_nothing_and_asks_nobody(watched):
+    """C14, C16: while it streams, and again when the history is loaded."""
+    page = watched.page
+    ask(page, "hostile </title><script>document.title='owned'</script>")
+    is_idle(page)
+    for _ in range(2):
+        log = page.locator("#turns")
+        text = log.inner_text()
+        assert "onerror=\"document.title='owned'\"" in text
+        assert "one (javascript:alert(1))" in text
+        assert (
+            log.locator("img, script, iframe, form, style, video, math, details, base").count() == 0
+        )
+        links = log.locator(".prose a").evaluate_all("all => all.map(a => [a.href, a.rel])")
+        assert links
+        assert all(re.match(r"https://(example\.org|evil\.example)/", href) for href, _ in links)
+        assert {rel for _, rel in links} == {"noopener noreferrer"}
+        assert "owned" not in page.title().replace("document.title='owned'", "")
+        page.reload()
+        is_idle(page)
+
+
+def test_a_reload_in_mid_answer_and_a_second_tab_end_with_the_stored_text(watched):
+    """C05: neither loses nor doubles a word, and Stop works from either."""
+    page = watched.page
+    ask(page, "code slow")
+    expect(page.locator(".prose.live")).to_contain_text("Here is", timeout=WAIT_MS)
+    page.wait_for_url(re.compile("/c/"))
+    other = watched.open(page.url.removeprefix(watched.address))
+    page.reload()
+    for tab in (page, other):
+        expect(tab.locator(".prose.live")).to_contain_text("Here is", timeout=WAIT_MS)
+    other.keyboard.press("Escape")
+    for tab in (page, other):
+        expect(tab.locator("[data-after]")).to_contain_text("You stopped", timeout=WAIT_MS)
+    shown = [tab.locator(".prose").inner_text() for tab in (page, other)]
+    assert shown[0] == shown[1]
+    page.reload()
+    is_idle(page)
+    assert page.locator(".prose").inner_text() == shown[0]
+
+
+def test_a_message_that_is_refused_comes_back_to_the_box(watched):
+    """A11: too long is said, nothing is cut, the text is not lost."""
+    page = watched.page
+    ask(page, "word " * 1200)
+    expect(page.locator("#notice")).to_contain_text("too long", timeout=WAIT_MS)
+    assert page.input_value("#draft") == "word " * 1200
+    assert page.locator(".turn").count() == 0
+    page.reload()
+    assert page.input_value("#draft") == "word " * 1200
+
+
+def test_a_deleted_chat_comes_back_with_undo(watched):
+    page = watched.page
+    ask(page, "Keep this")
+    is_idle(page)
+    page.click("#more")
+    page.click("#menu [data-act=delete]")
+    expect(page.locator(".turn")).to_have_count(0, timeout=WAIT_MS)
+    page.click(".toast [data-act=undo]")
+    expect(page.locator(".turn").first).to_contain_text("Keep this", timeout=WAIT_MS)
+
+
+def test_markdown_becomes_tables_lists_and_coloured_code(watched):
+    page = watched.page
+    ask(page, "table")
+    is_idle(page)
+    assert page.locator(".prose table td.r").all_inner_texts() == ["9", "5"]
+    assert page.locator(".prose ol > li > ul > li").count() == 2
+    page.goto(watched.address)
+    ask(page, "code")
+    is_idle(page)
+    assert page.locator(".code-block [data-lang]").inner_text() == "python"
+    assert "def" in page.locator(".code-block .k").all_inner_texts()
+    code = page.locator(".code-block code").inner_text()
+    assert code.startswith("from decimal import Decimal\n\ndef read_amount")
