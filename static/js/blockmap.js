@@ -213,7 +213,7 @@ export class BlockMap {
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.#cols, ArrowUp: -this.#cols, Home: -total, End: total }[event.key];
     if (!step || !total) return;
     event.preventDefault();
-    this.#show(this.#cursor < 0 ? 0 : Math.min(total - 1, Math.max(0, this.#cursor + step)));
+    this.#show(this.#cursor < 0 && event.key !== 'End' ? 0 : Math.min(total - 1, Math.max(0, this.#cursor + step)));
     const y = Math.floor(this.#cursor / this.#cols) * this.#size;
     if (y < this.#scroll.scrollTop) this.#scroll.scrollTop = y;
     if (y + this.#size > this.#scroll.scrollTop + this.#scroll.clientHeight) this.#scroll.scrollTop = y + this.#size - this.#scroll.clientHeight;

@@ -1,0 +1,262 @@
+"""The live page in a real browser, over a busy simulated engine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.appliance.console.simulated_server import PASSWORD
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[3]
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+# Far more than it takes: the machine may be busy with other things.
+WAIT_MS = 30_000
+expect.set_options(timeout=WAIT_MS)
+
+
+class Server:
+    def __init__(self, data_dir: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.appliance.console.simulated_server", str(port)],
+            cwd=ROOT,
+            env={**os.environ, "APPLIANCE_DATA_DIR": str(data_dir), "DATABASE_URL": ""},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline())["listening"] == port
+
+    def set_state(self, state: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{state}\n")
+        self.process.stdin.flush()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("console-data"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def session(server: Server, browser: Browser) -> Any:
+    """Signed in once: the log-in limits tries a minute."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{server.url}/login/")
+    page.fill('[name="login"]', "alice")
+    page.fill('[name="password"]', PASSWORD)
+    page.click('button[type="submit"]')
+    page.wait_for_url(f"{server.url}/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+@pytest.fixture
+def page(server: Server, browser: Browser, session: Any) -> Iterator[Page]:
+    context = browser.new_context(storage_state=session, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            complaints.append(message.text) if "Content Security Policy" in message.text else None
+        ),
+    )
+    page.goto(f"{server.url}/console/")
+    page.wait_for_selector("#block-summary[data-total]", state="attached")
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def summary(page: Page) -> dict[str, int]:
+    data = page.locator("#block-summary").evaluate("(element) => ({...element.dataset})")
+    return {name: int(value) for name, value in data.items()}
+
+
+def test_the_map_adds_up_and_moves(page: Page) -> None:
+    first = summary(page)
+    assert first["total"] == 4096
+    parts = ("held", "shared", "cached", "free")
+    assert sum(first[part] for part in parts) == first["total"]
+    legend = page.locator("#block-legend [data-blocks]").all_inner_texts()
+    assert sum(int(text.replace(",", "")) for text in legend) == first["total"]
+    page.wait_for_function(
+        "(step) => Number(document.querySelector('#block-summary').dataset.step) > step",
+        arg=first["step"],
+    )
+
+
+def test_the_page_and_the_api_tell_the_same_once_nothing_moves(page: Page, server: Server) -> None:
+    server.set_state("frozen")
+    try:
+        page.wait_for_function(
+            """async () => {
+              const kv = (await (await fetch('/api/engine')).json()).kv;
+              const data = document.querySelector('#block-summary').dataset;
+              return Number(data.held) + Number(data.shared) === kv.blocks_used
+                && Number(data.cached) === kv.blocks_cached
+                && Number(data.free) === kv.blocks_free
+                && Number(data.shared) === kv.blocks_shared;
+            }"""
+        )
+    finally:
+        server.set_state("ready")
+
+
+def test_changing_the_slots_holds_at_once_and_can_be_undone(page: Page) -> None:
+    before = page.locator("#slots-effective").inner_text()
+    page.fill("#slots-requested", "7")
+    expect(page.locator("#slots-apply")).to_have_text(f"Apply {before} → 7")
+    page.click("#slots-apply")
+    expect(page.locator("#slots-effective")).to_have_text("7")
+    expect(page.locator("#events li").first).to_contain_text(f"{before} → 7")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#slots-effective")).to_have_text(before)
+    expect(page.locator("#slots-requested")).to_have_value(before)
+
+
+def test_a_bad_number_of_slots_is_told_beside_the_field(page: Page) -> None:
+    for value, words in (("many", "no number"), ("5000", "4096")):
+        page.fill("#slots-requested", value)
+        page.click("#slots-apply")
+        expect(page.locator("#slots-error")).to_contain_text(words)
+        expect(page.locator("#slots-requested")).to_have_attribute("aria-invalid", "true")
+    page.click("#slots-discard")
+    expect(page.locator("#slots-error")).to_be_hidden()
+
+
+def test_an_edit_that_another_admin_was_faster_with_is_refused(page: Page) -> None:
+    page.fill("#slots-requested", "9")
+    page.evaluate(
+        """() => fetch('/api/engine', {method: 'PATCH', body: '{"slots": 11}', headers: {
+          'Content-Type': 'application/json',
+          'X-CSRFToken': document.querySelector('[name=csrfmiddlewaretoken]').value}})"""
+    )
+    expect(page.locator("#slots-effective")).to_have_text("11")
+    expect(page.locator("#slots-requested")).to_have_value("9")
+    page.click("#slots-apply")
+    expect(page.locator("#slots-error")).to_contain_text("Somebody changed the settings")
+    expect(page.locator("#slots-requested")).to_have_value("11")
+
+
+def test_a_request_is_killed_after_asking(page: Page) -> None:
+    row = page.locator("#requests tr:not(.is-ended)").last
+    row.locator("[data-do=kill]").click()
+    dialog = page.locator("#kill-dialog")
+    expect(dialog).to_contain_text("An admin stopped this answer.")
+    # The safe button has the focus.
+    expect(dialog.get_by_role("button", name="Keep it running")).to_be_focused()
+    dialog.get_by_role("button", name="Kill request").click()
+    expect(page.locator(".toast").last).to_contain_text("was killed")
+    expect(page.locator("#events")).to_contain_text("alice killed")
+
+
+def test_the_map_is_read_by_keyboard(page: Page) -> None:
+    page.focus("#block-map")
+    page.keyboard.press("End")
+    expect(page.locator("#block-spoken")).to_contain_text("Block 4095,")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#block-spoken")).to_contain_text("Block 1,")
+    expect(page.locator("#block-card")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#block-card")).to_be_hidden()
+
+
+def test_one_user_alone_and_back(page: Page) -> None:
+    user = page.locator("#block-legend [data-user]").first
+    user.click()
+    expect(user).to_have_attribute("aria-pressed", "true")
+    user.click()
+    expect(user).to_have_attribute("aria-pressed", "false")
+
+
+def test_pause_stops_the_numbers_and_going_on_catches_up(page: Page) -> None:
+    page.click("#pause")
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "true")
+    # Updates that were on their way may still arrive; then the step stands still.
+    page.wait_for_function(
+        """() => {
+          const step = document.querySelector('#block-summary').dataset.step;
+          if (window.lastStep !== step) { window.lastStep = step; window.since = Date.now(); }
+          return Date.now() - window.since > 1000;
+        }""",
+        polling=50,
+    )
+    step = summary(page)["step"]
+    page.click("#pause")
+    page.wait_for_function(
+        "(step) => Number(document.querySelector('#block-summary').dataset.step) > step", arg=step
+    )
+
+
+def test_the_static_view_counts_what_it_draws(page: Page) -> None:
+    page.get_by_label("What static batching would have done").check()
+    share = page.locator('[data-busy="static"]')
+    expect(share).to_be_visible()
+    assert 0 < int(share.inner_text().removesuffix(" %")) <= 100
+
+
+def test_a_reload_keeps_plots_slots_and_events(page: Page) -> None:
+    page.wait_for_function(
+        "() => /p50/.test(document.querySelector('[data-now=ttft]').textContent)"
+    )
+    page.reload()
+    page.wait_for_selector("#block-summary[data-total]", state="attached")
+    expect(page.locator("#events li").first).to_be_visible()
+    expect(page.locator('[data-now="speed"]')).to_contain_text("tok/s")
+    assert page.locator(".u-wrap canvas").count() == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("loading", "58 %"), ("draining", "is stopping"), ("dead", "ran out of memory")],
+)
+def test_the_banner_says_the_state(page: Page, server: Server, state: str, words: str) -> None:
+    server.set_state(state)
+    try:
+        expect(page.locator("#live-banner")).to_contain_text(words)
+    finally:
+        server.set_state("ready")
+    expect(page.locator("#live-banner")).to_be_hidden()
+
+
+def test_nothing_overflows_at_1000_pixels(page: Page) -> None:
+    page.set_viewport_size({"width": 1000, "height": 900})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
