@@ -1,9 +1,28 @@
+from collections import Counter
+from typing import Any
+
 from django.contrib.auth.models import AbstractUser
+from django.contrib.auth.models import UserManager as DjangoUserManager
 from django.db import models
 from django.utils import timezone
 
 NUM_HUES = 8
 NUM_SHAPES = 4
+
+
+class UserManager(DjangoUserManager["User"]):
+    use_in_migrations = False
+
+    def next_mark(self) -> tuple[int, int]:
+        """The mark held by the fewest users; among equals hues go before shapes."""
+        held = Counter(self.values_list("mark_hue", "mark_shape"))
+        marks = [(hue, shape) for shape in range(NUM_SHAPES) for hue in range(1, NUM_HUES + 1)]
+        return min(marks, key=lambda mark: held[mark])
+
+    def create_superuser(self, *args: Any, **kwargs: Any) -> "User":
+        """For Django's own command, which knows no marks."""
+        hue, shape = self.next_mark()
+        return super().create_superuser(*args, mark_hue=hue, mark_shape=shape, **kwargs)
 
 
 class User(AbstractUser):
@@ -14,6 +33,8 @@ class User(AbstractUser):
     mark_shape = models.PositiveSmallIntegerField(default=0)
     # Written at most once a minute: see services.user_seen.
     last_seen_at = models.DateTimeField(null=True, blank=True)
+
+    objects = UserManager()
 
     @property
     def is_admin(self) -> bool:

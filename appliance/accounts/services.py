@@ -2,7 +2,6 @@
 
 import hashlib
 import secrets
-from collections import Counter
 from datetime import timedelta
 
 from django.contrib.auth.password_validation import validate_password
@@ -10,7 +9,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from appliance.accounts.models import NUM_HUES, NUM_SHAPES, OneTimeLink, User
+from appliance.accounts.models import OneTimeLink, User
 from appliance.errors import BadRequest, Conflict, NotFound
 
 INVITE_LIFE = timedelta(days=7)
@@ -33,7 +32,7 @@ def user_create(username: str, *, password: str | None = None, is_admin: bool = 
         # Names that differ only in case would be taken for one another.
         if User.objects.filter(username__iexact=username).exists():
             raise Conflict(f"The user name {username} is taken.", param="username")
-        hue, shape = next_mark()
+        hue, shape = User.objects.next_mark()
         user = User(
             username=username,
             is_staff=is_admin,
@@ -48,13 +47,6 @@ def user_create(username: str, *, password: str | None = None, is_admin: bool = 
         except IntegrityError as exc:
             raise Conflict(f"The user name {username} is taken.", param="username") from exc
     return user
-
-
-def next_mark() -> tuple[int, int]:
-    """The mark held by the fewest users; among equals hues go before shapes."""
-    held = Counter(User.objects.values_list("mark_hue", "mark_shape"))
-    marks = [(hue, shape) for shape in range(NUM_SHAPES) for hue in range(1, NUM_HUES + 1)]
-    return min(marks, key=lambda mark: held[mark])
 
 
 def user_set_admin(user: User, is_admin: bool) -> None:

@@ -129,7 +129,9 @@ def test_a_weak_new_password_is_refused(client: Client, bob: User) -> None:
     assert "entirely numeric" in client.post("/account/password/", body).content.decode()
 
 
-def test_djangos_own_command_makes_the_first_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_djangos_own_command_makes_an_admin_with_a_mark(
+    bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DJANGO_SUPERUSER_USERNAME", "root")
     monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", PASSWORD)
     monkeypatch.setenv("DJANGO_SUPERUSER_EMAIL", "")
@@ -137,6 +139,7 @@ def test_djangos_own_command_makes_the_first_admin(monkeypatch: pytest.MonkeyPat
     root = User.objects.get(username="root")
     assert root.is_admin
     assert root.check_password(PASSWORD)
+    assert (bob.mark_hue, root.mark_hue) == (1, 2)
 
 
 @pytest.mark.parametrize(
