@@ -328,7 +328,8 @@ class Scheduler:
             request = self.waiting.peek(now_s, self.settings.aging_s, classes)
             if request is None:
                 break
-            if is_capped(request, self.running, self.kv, self.settings):
+            is_new = request.status is RequestStatus.WAITING
+            if is_new and is_capped(request, self.running, self.kv, self.settings):
                 self.waiting.park(request.owner)
                 continue
             if not self._start(request, copies, now_s):

@@ -38,7 +38,7 @@ def is_capped(
     if not settings.max_blocks_per_owner:
         return False
     held = sum(
-        kv.num_blocks_of(run.request.request_id)
+        kv.blocks_for(run.request.num_tokens)
         for run in running
         if run.request.owner == request.owner
     )

@@ -53,7 +53,8 @@ class FairQueue:
         self._heap: list[tuple[float, int, str]] = []
         # Owners with eligible requests, the longest unserved first.
         self._by_wait: OrderedDict[str, None] = OrderedDict()
-        self._last_left = 0.0
+        # Whose counter newcomers are lifted to while nobody waits.
+        self._last_left: Account | None = None
         self._sequence = count()
         self._weights: dict[str, float] = {}
         self._prune_at = _MANY_ACCOUNTS
@@ -71,9 +72,7 @@ class FairQueue:
     def push(self, request: Request, now_s: float) -> None:
         account = self.account(request.owner)
         if not account.waiting:
-            least = self._least()
-            floor = self._last_left if least is None else least.counter
-            account.counter = max(account.counter, floor)
+            account.counter = max(account.counter, self._floor())
             account.waiting_since_s = now_s
             if not account.is_parked:
                 self._enter(account)
@@ -166,7 +165,11 @@ class FairQueue:
 
     def _leave(self, account: Account) -> None:
         self._by_wait.pop(account.owner, None)
-        self._last_left = account.counter
+        self._last_left = account
+
+    def _floor(self) -> float:
+        lowest = self._least() or self._last_left
+        return 0.0 if lowest is None else lowest.counter
 
     def _least(self) -> Account | None:
         """The eligible owner with the least counter."""
@@ -184,8 +187,7 @@ class FairQueue:
 
     def _prune(self) -> None:
         """Drop idle accounts that a return would lift anyway."""
-        least = self._least()
-        floor = self._last_left if least is None else least.counter
+        floor = self._floor()
         self._accounts = {
             owner: account
             for owner, account in self._accounts.items()

@@ -170,12 +170,16 @@ class Harness:
         block_size: int = 16,
         max_len: int = 4096,
         script: Mapping[str, Sequence[int]] | None = None,
+        check_every: int = 1,
         **settings: object,
     ) -> None:
         self.runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, script=script)
         kv = KVCacheManager(num_blocks, block_size, model_version="fake-1")
         chosen = SchedulerSettings(**{"slots": 4, **settings})  # type: ignore[arg-type]
         self.scheduler = Scheduler(chosen, kv, max_len=max_len, eos_token_ids=(EOS,))
+        # Steps between two full checks, for tests of thousands of steps.
+        self.check_every = check_every
+        self.num_steps = 0
         self.now_s = 0.0
         self.ended: list[Request] = []
         self.started: list[Request] = []
@@ -196,19 +200,27 @@ class Harness:
 
     def step(self) -> SchedulerOutput | None:
         self.now_s += 1.0
+        self.num_steps += 1
         output = self.scheduler.schedule(self.now_s)
-        self.scheduler.check_integrity()
+        self._check()
         if output is not None:
             assert output.num_tokens == sum(part.num_new_tokens for part in output.scheduled)
             assert output.num_tokens <= self.scheduler.settings.max_num_batched_tokens
             step_output = self.runner.execute(output)
             self.scheduler.update_from_output(output, step_output, self.now_s)
+            self._check()
+        self._take_news()
+        return output
+
+    def _check(self) -> None:
+        if self.num_steps % self.check_every == 0:
             self.scheduler.check_integrity()
+
+    def _take_news(self) -> None:
         news = self.scheduler.take_news()
         self.ended += news.ended
         self.started += news.started
         self.num_preempted += len(news.preempted)
-        return output
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nothing is left; returns the number of steps."""
@@ -217,6 +229,7 @@ class Harness:
             assert steps < max_steps, "requests are left that never end"
             self.step()
             steps += 1
+        self._take_news()
         return steps
 
     def running_ids(self) -> list[str]:
