@@ -2,8 +2,6 @@
 thread that first runs parallel torch work owns the worker threads, and a second owner slows both.
 """
 
-import importlib
-import importlib.util
 import logging
 import os
 import time
@@ -23,10 +21,13 @@ from inference.kv_cache.storage import (
 from inference.models.decoder import Decoder
 from inference.models.registry import decoder_spec
 from inference.models.spec import DecoderSpec
-from inference.outputs import RunnerInfo, SchedulerOutput, StepOutput
+from inference.outputs import RunnerInfo, ScheduledRequest, SchedulerOutput, StepOutput
+from inference.request import Request
 from inference.runner.forward import Forward, ForwardUnavailable, TorchForward
 from inference.runner.input_batch import build_input_batch
+from inference.runner.native_forward import make_native_forward
 from inference.sampler import Sampler
+from inference.sampling_params import SamplingParams
 from inference.weights.loader import Checkpoint, check_model_dir, load_weights
 from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
 
@@ -85,6 +86,7 @@ class ModelRunner:
         vocab_size = min(num_token_ids(config.model_dir) or spec.vocab_size, spec.vocab_size)
         eos_token_ids = self._eos_token_ids(model_config)
         self._loaded = _Loaded(forward, storage, Sampler(vocab_size, eos_token_ids))
+        self._warm_up(min(config.block_size, max_model_len))
         on_progress(1.0, "ready")
         return RunnerInfo(
             model_name=config.model_dir.name,
@@ -157,12 +159,13 @@ class ModelRunner:
                 model_config, max_model_len, torch.bfloat16, device, weight_bytes
             )
             try:
-                forward = _native_maker()(
+                forward = make_native_forward(
                     config, model_config, config.model_dir, storage, on_progress
                 )
                 return forward, storage, notice
             except ForwardUnavailable as exc:
-                notice = f"The compiled CPU step is not in use: {exc}"
+                reason = str(exc).rstrip(".")
+                notice = f"The compiled CPU step is not in use: {reason}."
                 logger.warning("%s", notice)
                 del storage
         dtype = choose_dtype(config.dtype, device)
@@ -202,19 +205,25 @@ class ModelRunner:
             device=device,
         )
 
+    def _warm_up(self, num_tokens: int) -> None:
+        """One step into block 0, still nobody's, so that the first user does not pay for what
+        libraries make at their first call."""
+        request = Request(
+            request_id="warm-up",
+            prompt_token_ids=[0] * num_tokens,
+            params=SamplingParams(temperature=0.0),
+            owner="",
+            cache_scope="",
+        )
+        part = ScheduledRequest(request, 0, num_tokens, [0], samples=True)
+        self.execute(SchedulerOutput(0, [part], num_tokens))
+        self.execute(SchedulerOutput(0, [], 0, finished_request_ids=[request.request_id]))
+
     def _eos_token_ids(self, model_config: ModelConfig) -> tuple[int, ...]:
         """The model's ids and the tokenizer's own; any of them ends a generation."""
         of_tokenizer = tokenizer_eos_id(self._config.model_dir)
         ids = model_config.eos_token_ids
         return ids if of_tokenizer is None or of_tokenizer in ids else (*ids, of_tokenizer)
-
-
-def _native_maker() -> Callable[..., Forward]:
-    name = "inference.runner.native_forward"
-    if importlib.util.find_spec(name) is None:
-        raise ForwardUnavailable("it is not part of this installation.")
-    maker: Callable[..., Forward] = importlib.import_module(name).make_native_forward
-    return maker
 
 
 def load_decoder(

@@ -207,18 +207,18 @@ def test_the_real_model_is_exact_alone_and_in_a_mixed_batch(bundled_model_dir) -
         answer = oracle.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=24,
-            min_new_tokens=24,
+            max_new_tokens=16,
+            min_new_tokens=16,
             do_sample=False,
         )
         wanted.append(answer[0, len(prompt) :].tolist())
 
     runner, driver = started(bundled_model_dir, num_blocks=80, max_model_len=256)
-    alone = make_request(texts[1], "alone", min_tokens=24)
-    driver.run([alone], 24)
+    alone = make_request(texts[1], "alone", min_tokens=16)
+    driver.run([alone], 16)
     assert alone.output_token_ids == wanted[1]
     driver.preempt(alone)
-    together = [make_request(prompt, f"{i}", min_tokens=24) for i, prompt in enumerate(texts)]
-    driver.run(together, 24, budget=32)
+    together = [make_request(prompt, f"{i}", min_tokens=16) for i, prompt in enumerate(texts)]
+    driver.run(together, 16, budget=32)
     assert [request.output_token_ids for request in together] == wanted
     runner.close()
