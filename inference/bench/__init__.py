@@ -1,0 +1,1 @@
+"""Measurements of the engine without any web: `python -m inference.bench --help`."""

@@ -1,0 +1,125 @@
+"""Command line of the measurements; every table ends with machine, commit and settings."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.bench import paths, planning
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m inference.bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    speed = commands.add_parser("paths", help="decode and prefill speed of forward paths")
+    speed.add_argument("--model", type=Path, required=True, help="model folder")
+    speed.add_argument("--paths", default="native:bfloat16,torch:bfloat16", help="backend:dtype,…")
+    speed.add_argument("--batches", type=_numbers, default=[1, 4, 8, 16])
+    speed.add_argument("--context", type=int, default=256)
+    speed.add_argument("--prompts", type=_numbers, default=[128, 512, 2048])
+    speed.add_argument("--tokens", type=int, default=48, help="tokens an answer has")
+    speed.add_argument("--runs", type=int, default=3, help="every path so often, in turn")
+    speed.add_argument("--child", help=argparse.SUPPRESS)
+    commands.add_parser("planning", help="host cost of a step, block pool, memory waste")
+    options = parser.parse_args(arguments)
+    if options.command == "planning":
+        _planning()
+    elif options.child:
+        _write(json.dumps(_measure(options, options.child)))
+    else:
+        _paths(options)
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _measure(options: argparse.Namespace, path: str) -> dict[str, Any]:
+    backend, dtype = path.split(":")
+    return paths.measure(
+        options.model,
+        backend,
+        dtype,
+        batches=options.batches,
+        context=options.context,
+        prompts=options.prompts,
+        num_tokens=options.tokens,
+    )
+
+
+def _paths(options: argparse.Namespace) -> None:
+    """Run the paths in turn, A B A B, and print the median and the spread of the runs."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.runs):
+        for path in options.paths.split(","):
+            runs.setdefault(path, []).append(_run_child(options, path))
+    _write(f"{'path':<26} {'kind':<8} {'size':>5} {'ms':>9} {'spread':>15} {'tokens/s':>9}")
+    for results in runs.values():
+        for levels in zip(*(result["levels"] for result in results), strict=True):
+            times = [level["step_ms"] for level in levels]
+            rate = statistics.median(level["tokens_per_s"] for level in levels)
+            _write(
+                f"{results[0]['backend'][:26]:<26} {levels[0]['kind']:<8} {levels[0]['size']:>5} "
+                f"{statistics.median(times):>9.2f} {f'{min(times):.2f}-{max(times):.2f}':>15} "
+                f"{rate:>9.0f}"
+            )
+    _write(f"context {options.context}, {options.tokens} tokens an answer, {options.runs} runs")
+    _write(machine())
+
+
+def _run_child(options: argparse.Namespace, path: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "inference.bench", "paths", "--model", str(options.model)]
+    command += ["--batches", ",".join(map(str, options.batches))]
+    command += ["--prompts", ",".join(map(str, options.prompts))]
+    command += ["--context", str(options.context), "--tokens", str(options.tokens)]
+    done = subprocess.run(
+        [*command, "--child", path], cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return loaded
+
+
+def _planning() -> None:
+    _write(f"{'running':>8} {'waiting':>8} {'step p50 ms':>12} {'p95 ms':>8}")
+    for running, waiting in ((16, 0), (16, 10_000), (256, 0), (256, 10_000)):
+        median, most = planning.step_cost_ms(running, waiting)
+        _write(f"{running:>8} {waiting:>8} {median:>12.3f} {most:>8.3f}")
+    _write(f"block pool: {planning.pool_operations_per_s():,.0f} operations/s")
+    _write(f"KV slots that hold a token: {planning.kv_fill():.1%}")
+    _write(machine())
+
+
+def machine() -> str:
+    """Processor, cores and commit, for the foot of a table."""
+    model = platform.processor() or platform.machine()
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.exists():
+        names = [x for x in cpu_info.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, commit {commit or 'unknown'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
