@@ -34,6 +34,7 @@ AVX512_FLAGS = (
 X86_FLAGS = {
     "isa_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
     "isa_avx512.cpp": AVX512_FLAGS,
+    "isa_amx.cpp": (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"),
 }
 
 

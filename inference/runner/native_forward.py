@@ -284,9 +284,10 @@ class _Loader:
 
     def _linear(self, parameter: str, num_columns: int, depth: int) -> Any:
         linear = library.new_linear(self._kernels, num_columns, depth)
-        linear.set_dense(self._read(parameter, num_columns, depth))
         self.num_linears += 1
         groups = self._groups.read(self._names(parameter)) if self._groups else None
         if groups and linear.set_groups(groups.quants, groups.scales, groups.mins):
             self.num_grouped += 1
+        if not linear.groups_suffice():
+            linear.set_dense(self._read(parameter, num_columns, depth))
         return linear

@@ -35,8 +35,9 @@ constexpr Kernels avx512_kernels() {
   kernels.quant_row_limit = 16;
   kernels.quant_sizes = quant_sizes;
   kernels.quant_pack = quant_pack;
-  kernels.quant_rows_size = quant_rows_size;
-  kernels.quant_prepare_rows = quant_prepare_rows;
+  kernels.quant_prepared_size = group_sums_size;
+  kernels.quant_scratch_size = no_scratch;
+  kernels.quant_prepare = prepare_group_sums;
   kernels.quant_linear = quant_linear;
   return kernels;
 }

@@ -66,19 +66,21 @@ struct AttentionItem {
   float* partial;
 };
 
-// Weights in groups of 32 along k: w = scale * q + min, or scale * (q - centre) without a min, where
-// the centre is 8 for 4 bits and 128 for 8 bits. 8 bits have no min. See quant_*.h for the layouts.
+// Weights as tiles of columns. 4 and 8 bits: in groups of 32 along k, w = scale * q + min, or
+// scale * (q - centre) without a min, where the centre is 8 for 4 bits and 128 for 8 bits; 8 bits
+// have no min. 16 bits: plain bf16. See quant_*.h for each packed layout.
 struct QuantWeights {
   int64_t num_columns, depth;  // n, k
-  int bits;                    // 4 or 8
+  int bits;                    // 4, 8 or 16
   bool has_min;
   uint8_t* values;
-  uint16_t* scales;            // fp16
+  uint16_t* scales;            // fp16; none for 16 bits
 };
 
 // Source of a pack: rows of `num_columns`, as in the checkpoint's side file.
 struct QuantSource {
-  const uint8_t* quants;   // 4 bits: [n, k/2], even k in the low nibble; 8 bits: [n, k], q + 128
+  // 4 bits: [n, k/2], even k in the low nibble; 8 bits: [n, k], q + 128; 16 bits: [n, k] bf16
+  const uint8_t* quants;
   const uint16_t* scales;  // [n, k/32] fp16
   const uint16_t* mins;    // [n, k/32] fp16, or null
 };
@@ -86,7 +88,7 @@ struct QuantSource {
 struct QuantLinearArgs {
   QuantWeights weights;
   const void* input;   // [rows, depth] activations
-  const float* rows;   // what prepare_rows made of `input`
+  float* prepared;     // what quant_prepare makes of `input`
   void* out;           // [rows, num_columns] activations, or float where out_float
   bool out_float;
   int64_t num_rows;
@@ -111,16 +113,20 @@ struct Kernels {
   // Joins the partial results of one row: [splits, heads, head_dim + 2] into out row.
   void (*combine)(const AttentionArgs&, const float* partial, int64_t splits, int64_t row);
 
-  int64_t tile_columns;  // columns of one unit of quantised work; num_columns is a multiple
+  int64_t tile_columns;  // columns of one unit of work; num_columns is a multiple
   int64_t quant_row_limit;  // with more rows than this the dense weights are faster
+  bool packs_dense;      // whether 16-bit weights can be packed
   // Bytes of packed values and count of packed fp16 scales.
   void (*quant_sizes)(const QuantWeights&, int64_t* value_bytes, int64_t* num_scales);
   // False where the source holds a value that the packed form cannot (8 bits: q = -128).
   bool (*quant_pack)(const QuantSource&, const QuantWeights&);
-  // Floats that prepare_rows writes.
-  int64_t (*quant_rows_size)(int64_t rows, int64_t depth);
-  void (*quant_prepare_rows)(const void* input, float* rows, int64_t num_rows, int64_t depth);
-  void (*quant_linear)(const QuantLinearArgs&, int64_t tile_begin, int64_t tile_end);
+  // Floats of `prepared`, and of the scratch of one call of quant_linear.
+  int64_t (*quant_prepared_size)(const QuantLinearArgs&);
+  int64_t (*quant_scratch_size)(const QuantLinearArgs&);
+  // For rows 16 * begin to 16 * end; before quant_linear.
+  void (*quant_prepare)(const QuantLinearArgs&, int64_t begin, int64_t end);
+  void (*quant_linear)(const QuantLinearArgs&, float* scratch, int64_t tile_begin,
+                       int64_t tile_end);
 };
 
 // The named kernels, or null where this build or this processor lacks them.

@@ -60,6 +60,7 @@ TORCH_LIBRARY(blockhouse, library) {
       .def(torch::init<const std::string&, int64_t, int64_t>())
       .def("set_dense", &Linear::set_dense)
       .def("set_groups", &Linear::set_groups)
+      .def("groups_suffice", &Linear::groups_suffice)
       .def("run", [](const c10::intrusive_ptr<Linear>& self, const at::Tensor& x,
                      bool out_float) { return self->run(x, out_float); });
   library.class_<NativeModel>("NativeModel")

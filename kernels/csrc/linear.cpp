@@ -4,7 +4,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/zeros.h>
+
+#include <limits>
+#include <vector>
 
 namespace blockhouse {
 namespace {
@@ -27,6 +29,15 @@ const c10::TypedOperatorHandle<Op>* find_op(const char* name) {
 // Rows that the dense pack is laid out for.
 constexpr int64_t kPackRows = 16;
 
+// Kept from call to call, aligned for tiles and vectors.
+float* thread_scratch(int64_t floats) {
+  thread_local std::vector<float> kept;
+  constexpr size_t kAlign = 64;
+  if (kept.size() < (size_t)floats + kAlign) kept.resize((size_t)floats + kAlign);
+  const auto address = (uintptr_t)kept.data();
+  return (float*)((address + kAlign - 1) / kAlign * kAlign);
+}
+
 }  // namespace
 
 const Kernels& kernels_named(const std::string& id) {
@@ -43,6 +54,12 @@ void Linear::set_dense(const at::Tensor& weight) {
               "weight is ", weight.sizes(), ", expected [", num_columns_, ", ", depth_, "]");
   const auto dtype = kernels_.bf16_activations ? at::kBFloat16 : at::kFloat;
   at::Tensor plain = weight.to(dtype).contiguous();
+  if (kernels_.packs_dense && depth_ % 32 == 0 && num_columns_ % kernels_.tile_columns == 0) {
+    tiles_ = new_pack(16, false);
+    kernels_.quant_pack({(const uint8_t*)plain.const_data_ptr(), nullptr, nullptr},
+                        tiles_.weights);
+    return;
+  }
   const auto* pack = find_op<PackOp>("mkldnn::_reorder_linear_weight");
   const bool can_run = find_op<LinearOp>("mkldnn::_linear_pointwise") != nullptr;
   dense_is_packed_ = pack && can_run;
@@ -52,13 +69,8 @@ void Linear::set_dense(const at::Tensor& weight) {
 bool Linear::set_groups(const at::Tensor& quants, const at::Tensor& scales,
                         const std::optional<at::Tensor>& mins) {
   const bool four = quants.size(1) * 2 == depth_;
-  QuantWeights weights{};
-  weights.num_columns = num_columns_;
-  weights.depth = depth_;
-  weights.bits = four ? 4 : 8;
-  weights.has_min = mins.has_value();
   const bool covered = depth_ % 32 == 0 && num_columns_ % kernels_.tile_columns == 0 &&
-                       (four || quants.size(1) == depth_) && !(weights.has_min && !four);
+                       (four || quants.size(1) == depth_) && !(mins && !four);
   if (!covered) return false;
   const at::Tensor plain_quants = quants.contiguous(), plain_scales = scales.contiguous();
   const at::Tensor plain_mins = mins ? mins->contiguous() : at::Tensor();
@@ -70,44 +82,60 @@ bool Linear::set_groups(const at::Tensor& quants, const at::Tensor& scales,
                   (!mins || plain_mins.numel() == plain_scales.numel()),
               "groups do not match a weight of [", num_columns_, ", ", depth_, "]");
 
-  int64_t value_bytes = 0, num_scales = 0;
-  kernels_.quant_sizes(weights, &value_bytes, &num_scales);
-  at::Tensor values = at::empty({value_bytes}, at::kByte);
-  at::Tensor packed_scales = at::empty({num_scales}, at::kHalf);
-  weights.values = values.data_ptr<uint8_t>();
-  weights.scales = (uint16_t*)packed_scales.data_ptr();
   QuantSource source{plain_quants.const_data_ptr<uint8_t>(),
                      (const uint16_t*)plain_scales.const_data_ptr(),
                      mins ? (const uint16_t*)plain_mins.const_data_ptr() : nullptr};
-  if (!kernels_.quant_pack(source, weights)) return false;
-  groups_ = weights;
-  group_values_ = values;
-  group_scales_ = packed_scales;
+  Pack pack = new_pack(four ? 4 : 8, mins.has_value());
+  if (!kernels_.quant_pack(source, pack.weights)) return false;
+  groups_ = pack;
   return true;
 }
 
-at::Tensor Linear::run(const at::Tensor& x, bool out_float) const {
-  const bool few = x.size(0) <= kernels_.quant_row_limit || !dense_.defined();
-  if (groups_.values && few) return run_groups(x, out_float);
-  TORCH_CHECK(dense_.defined(), "a linear without weights");
-  return run_dense(x, out_float);
+bool Linear::groups_suffice() const {
+  return groups_ && kernels_.quant_row_limit == std::numeric_limits<int64_t>::max();
 }
 
-at::Tensor Linear::run_groups(const at::Tensor& x, bool out_float) const {
+Linear::Pack Linear::new_pack(int bits, bool has_min) const {
+  Pack pack;
+  pack.weights.num_columns = num_columns_;
+  pack.weights.depth = depth_;
+  pack.weights.bits = bits;
+  pack.weights.has_min = has_min;
+  int64_t value_bytes = 0, num_scales = 0;
+  kernels_.quant_sizes(pack.weights, &value_bytes, &num_scales);
+  pack.values = at::empty({value_bytes}, at::kByte);
+  pack.scales = at::empty({num_scales}, at::kHalf);
+  pack.weights.values = pack.values.data_ptr<uint8_t>();
+  pack.weights.scales = (uint16_t*)pack.scales.data_ptr();
+  return pack;
+}
+
+at::Tensor Linear::run(const at::Tensor& x, bool out_float) const {
+  const bool has_dense = tiles_ || dense_.defined();
+  TORCH_CHECK(has_dense || groups_, "a linear without weights");
+  if (groups_ && (x.size(0) <= kernels_.quant_row_limit || !has_dense))
+    return run_pack(groups_, x, out_float);
+  return tiles_ ? run_pack(tiles_, x, out_float) : run_dense(x, out_float);
+}
+
+at::Tensor Linear::run_pack(const Pack& pack, const at::Tensor& x, bool out_float) const {
   const int64_t rows = x.size(0);
   const auto dtype = out_float || !kernels_.bf16_activations ? at::kFloat : at::kBFloat16;
   at::Tensor out = at::empty({rows, num_columns_}, dtype);
-  at::Tensor prepared = at::empty({kernels_.quant_rows_size(rows, depth_)}, at::kFloat);
   QuantLinearArgs args{};
-  args.weights = groups_;
+  args.weights = pack.weights;
   args.input = x.const_data_ptr();
-  args.rows = prepared.const_data_ptr<float>();
   args.out = out.data_ptr();
   args.out_float = dtype == at::kFloat;
   args.num_rows = rows;
-  kernels_.quant_prepare_rows(args.input, prepared.data_ptr<float>(), rows, depth_);
+  at::Tensor prepared = at::empty({kernels_.quant_prepared_size(args)}, at::kFloat);
+  args.prepared = prepared.data_ptr<float>();
+  at::parallel_for(0, (rows + 15) / 16, 4, [&](int64_t begin, int64_t end) {
+    kernels_.quant_prepare(args, begin, end);
+  });
+  const int64_t scratch = kernels_.quant_scratch_size(args);
   at::parallel_for(0, num_columns_ / kernels_.tile_columns, 1, [&](int64_t begin, int64_t end) {
-    kernels_.quant_linear(args, begin, end);
+    kernels_.quant_linear(args, thread_scratch(scratch), begin, end);
   });
   return out;
 }

@@ -15,7 +15,8 @@ class Linear : public torch::CustomClassHolder {
  public:
   Linear(const std::string& kernels_id, int64_t num_columns, int64_t depth);
 
-  // weight: [num_columns, depth], any float type; packed for oneDNN in the activations' type.
+  // weight: [num_columns, depth], any float type; packed in the activations' type, by the kernels
+  // where they can, else by oneDNN.
   void set_dense(const at::Tensor& weight);
 
   // quants uint8, scales and mins float16 as in QuantSource. False, and no groups, where the packed
@@ -26,19 +27,28 @@ class Linear : public torch::CustomClassHolder {
   // x: [rows, depth] activations -> [rows, num_columns], float where `out_float`.
   at::Tensor run(const at::Tensor& x, bool out_float) const;
 
+  // Whether groups alone serve any number of rows, so that the dense weights need not be kept.
+  bool groups_suffice() const;
+
   int64_t num_columns() const { return num_columns_; }
   int64_t depth() const { return depth_; }
 
  private:
-  at::Tensor run_groups(const at::Tensor& x, bool out_float) const;
+  struct Pack {
+    QuantWeights weights{};
+    at::Tensor values, scales;
+    explicit operator bool() const { return weights.values != nullptr; }
+  };
+
+  Pack new_pack(int bits, bool has_min) const;
+  at::Tensor run_pack(const Pack& pack, const at::Tensor& x, bool out_float) const;
   at::Tensor run_dense(const at::Tensor& x, bool out_float) const;
 
   const Kernels& kernels_;
   int64_t num_columns_, depth_;
-  at::Tensor dense_;
+  Pack groups_, tiles_;           // tiles_: the dense weights in the kernels' own form
+  at::Tensor dense_;              // else: in oneDNN's form, or as they are
   bool dense_is_packed_ = false;
-  QuantWeights groups_{};
-  at::Tensor group_values_, group_scales_;
 };
 
 }  // namespace blockhouse

@@ -59,7 +59,7 @@ void quant_tile(const QuantLinearArgs& args, int64_t tile, int64_t row) {
   const int64_t value_bytes = kGroup * kLanes * kBits / 8;
   const int64_t num_scales = scale_vectors(args.weights);
   const float* input = (const float*)args.input + row * depth;
-  const float* sums = args.rows + row * groups;
+  const float* sums = args.prepared + row * groups;
   Vec total[kRows], part[kRows];
   for (int r = 0; r < kRows; r++) total[r] = splat(0.0f);
   for (int64_t g = 0; g < groups; g++) {
@@ -88,7 +88,7 @@ void quant_tiles(const QuantLinearArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void quant_linear(const QuantLinearArgs& args, int64_t begin, int64_t end) {
+void quant_linear(const QuantLinearArgs& args, float*, int64_t begin, int64_t end) {
   if (args.weights.bits == 4)
     quant_tiles<4>(args, begin, end);
   else

@@ -17,7 +17,7 @@ BH_INLINE int64_t scale_vectors(const QuantWeights& weights) { return weights.ha
 void quant_sizes(const QuantWeights& weights, int64_t* value_bytes, int64_t* num_scales) {
   const int64_t groups = weights.num_columns * weights.depth / kGroup;
   *value_bytes = groups * kGroup * weights.bits / 8;
-  *num_scales = groups * scale_vectors(weights);
+  *num_scales = weights.bits == 16 ? 0 : groups * scale_vectors(weights);
 }
 
 BH_INLINE uint8_t source_value(const QuantSource& source, int bits, int64_t depth, int64_t column,
@@ -38,15 +38,23 @@ BH_INLINE void pack_scales(const QuantSource& source, const QuantWeights& weight
   }
 }
 
-int64_t quant_rows_size(int64_t rows, int64_t depth) { return rows * (depth / kGroup); }
+int64_t group_sums_size(const QuantLinearArgs& args) {
+  return args.num_rows * (args.weights.depth / kGroup);
+}
+
+int64_t no_scratch(const QuantLinearArgs&) { return 0; }
+
+constexpr int64_t kRowBlock = 16;
 
 // The sum of each group of a row, which the mins multiply.
-void quant_prepare_rows(const void* input, float* sums, int64_t num_rows, int64_t depth) {
-  const Act* from = (const Act*)input;
-  for (int64_t i = 0; i < num_rows * depth / kGroup; i++) {
+void prepare_group_sums(const QuantLinearArgs& args, int64_t begin, int64_t end) {
+  const Act* from = (const Act*)args.input;
+  const int64_t groups = args.weights.depth / kGroup;
+  const int64_t last = end * kRowBlock < args.num_rows ? end * kRowBlock : args.num_rows;
+  for (int64_t i = begin * kRowBlock * groups; i < last * groups; i++) {
     Vec sum = splat(0.0f);
     for (int64_t k = 0; k < kGroup; k += kLanes) sum += load(from + i * kGroup + k);
-    sums[i] = reduce_add(sum);
+    args.prepared[i] = reduce_add(sum);
   }
 }
 

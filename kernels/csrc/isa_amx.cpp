@@ -1,0 +1,26 @@
+// Kernels for x86 with AMX bf16 tiles beside AVX-512 BF16; build.py gives this file its flags.
+#include "avx512_kernels.h"
+#include "quant_amx.h"
+
+namespace blockhouse {
+namespace {
+
+constexpr Kernels amx_kernels() {
+  Kernels kernels = avx512_kernels();
+  kernels.id = "amx";
+  kernels.title = "AMX BF16";
+  kernels.quant_row_limit = INT64_MAX;
+  kernels.packs_dense = true;
+  kernels.quant_prepared_size = amx_prepared_size;
+  kernels.quant_scratch_size = amx_scratch_size;
+  kernels.quant_prepare = amx_prepare;
+  kernels.quant_linear = amx_linear;
+  return kernels;
+}
+
+}  // namespace
+
+extern const Kernels kAmxKernels;
+constinit const Kernels kAmxKernels = amx_kernels();
+
+}  // namespace blockhouse
