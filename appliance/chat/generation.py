@@ -32,10 +32,13 @@ from appliance.serving.types import (
     GenerationRequest,
     Queued,
     Reading,
+    SamplingOptions,
 )
 
 logger = logging.getLogger(__name__)
 
+# At the API's default temperature of 1 a small model rambles.
+CHAT_OPTIONS = SamplingOptions(temperature=0.6, top_p=0.9)
 # Pieces that come faster than this go out as one frame.
 FRAME_GAP_S = 0.03
 CHECKPOINT_S = 2.5
@@ -152,7 +155,12 @@ class Generation:
         history = await in_db_thread(services.generation_history, self.owner.pk, known, self.text)
         caller = Caller(user_id=self.owner.pk, username=self.owner.username, source="chat")
         self._source = await generation_open(
-            GenerationRequest(caller=caller, messages=history, generation_class="interactive")
+            GenerationRequest(
+                caller=caller,
+                messages=history,
+                options=CHAT_OPTIONS,
+                generation_class="interactive",
+            )
         )
         self.started = await in_db_thread(
             services.generation_start,

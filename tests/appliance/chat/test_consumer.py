@@ -44,6 +44,7 @@ async def test_the_model_reads_the_whole_conversation(tabs, backend, bob):
     await tab.answered("Two", first["conversation_id"])
     assert [m["content"] for m in backend.requests[-1].messages] == ["One", ANSWER, "Two"]
     assert backend.requests[-1].generation_class == "interactive"
+    assert backend.requests[-1].options.temperature < 1
 
 
 async def test_waiting_and_reading_are_told_before_the_text(tabs, backend, bob):
