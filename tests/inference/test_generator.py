@@ -4,10 +4,12 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inference.config import EngineConfig
 from inference.engine import Engine
 from inference.errors import InvalidPrompt, InvalidSamplingParams, PromptTooLong
 from inference.generator import Generation, TextGenerator, TextStream
@@ -23,6 +25,7 @@ from inference.outputs import (
 from inference.request import FinishReason, Request, RequestClass
 from inference.sampling_params import SamplingParams
 from inference.text.chat_template import ChatTemplate
+from inference.text.tokenizer import Tokenizer
 from tests.inference.helpers import EOS, FakeRunner, fake_config
 from tests.inference.test_chat_template import CHATML, STRICT
 from tests.inference.text_models import (
@@ -491,3 +494,58 @@ def test_a22_one_entry_a_token_and_bytes_that_join_to_the_text(
 def test_a22_without_asking_there_are_none(serving: Serving) -> None:
     serving.answers([*letters("hi"), EOS])
     assert serving.generate().logprobs == []
+
+
+# ---- the real model ------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_bundled_model_knows_the_capital_of_france(bundled_model_dir: Path) -> None:
+    from inference.runner.model_runner import ModelRunner
+
+    # The first word is nearly a tie, so this asks the exact arithmetic.
+    config = EngineConfig(
+        model_dir=bundled_model_dir,
+        dtype="float32",
+        cpu_backend="torch",
+        num_blocks=64,
+        num_threads=1,
+    )
+    engine = Engine(config, ModelRunner(config))
+    engine.start()
+    try:
+        engine.wait_ready(120)
+        tokenizer = Tokenizer.from_dir(bundled_model_dir)
+        template = ChatTemplate.from_dir(bundled_model_dir, tokenizer)
+        done = TextGenerator(engine, tokenizer, template).generate(
+            [{"role": "user", "content": "What is the capital of France?"}],
+            SamplingParams(temperature=0.0, max_tokens=12),
+        )
+    finally:
+        engine.shutdown(0.0)
+    assert "Paris" in done.text
+    assert done.finished.finish_reason is FinishReason.STOP
+    assert "<|im_end|>" not in done.text
+
+
+@pytest.mark.model
+def test_the_bundled_models_ids_are_those_of_transformers(bundled_model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(bundled_model_dir)
+    ours = Tokenizer.from_dir(bundled_model_dir)
+    template = ChatTemplate.from_dir(bundled_model_dir, ours)
+    for text in (
+        "It's 12,345 — déjà vu",
+        "  a\n\n\tb  ",
+        "世界 👩‍👩‍👧‍👦",
+        "def f(x):\n    return x",
+    ):
+        token_ids = theirs(text).input_ids
+        assert ours.encode_prompt(text) == token_ids
+        assert ours.decode(token_ids) == theirs.decode(token_ids) == text
+        messages = [{"role": "user", "content": text}]
+        expected = theirs.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        assert template.encode(messages).token_ids == expected
