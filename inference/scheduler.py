@@ -166,12 +166,16 @@ class Scheduler:
         parts: dict[str, ScheduledRequest] = {}
         copies: list[tuple[int, int]] = []
 
+        decodes: list[RunningRequest] = []
+        prompts: list[RunningRequest] = []
+        for run in self.running:
+            (decodes if run.num_pending == 1 else prompts).append(run)
         budget = self.settings.max_num_batched_tokens
-        budget -= self._place([(run, 1) for run in self._decodes(budget)], parts, now_s)
-        first_new = self._num_admissions
+        turns = self._turns(decodes, budget, bool(prompts))
+        budget -= self._place([(run, 1) for run in turns], parts, now_s)
         if may_admit and len(self._news.preempted) == num_preempted:
-            copies = self._admit(now_s)
-        self._place(self._prompts(budget, parts, first_new), parts, now_s)
+            prompts += self._admit(copies, now_s)
+        self._place(_shares(prompts, budget), parts, now_s)
 
         if not parts:
             return None
@@ -196,13 +200,15 @@ class Scheduler:
             that failed are not among them.
         """
         progress: list[tuple[Request, TokenOutput | None]] = []
+        block_size = self.kv.block_size
         for part in output.scheduled:
             request = part.request
             run = self.running.get(request.request_id)
             if run is None:
                 continue
             request.num_computed_tokens += part.num_new_tokens
-            self.kv.commit(request)
+            if request.num_computed_tokens % block_size < part.num_new_tokens:
+                self.kv.commit(request)
             if len(self._held) and request.num_computed_tokens >= request.num_prompt_tokens:
                 self._release_held(request.request_id, now_s)
             if not part.samples:
@@ -234,44 +240,16 @@ class Scheduler:
 
     # ---- planning
 
-    def _decodes(self, budget: int) -> list[RunningRequest]:
-        """Those that lack one token. Where even they exceed the budget, they take turns."""
-        decodes = [run for run in self.running if run.num_pending == 1]
-        # Prompts move on too, when the budget was lowered below what runs.
-        room = budget - 1 if budget > 1 and len(decodes) < len(self.running) else budget
+    def _turns(
+        self, decodes: list[RunningRequest], budget: int, has_prompts: bool
+    ) -> list[RunningRequest]:
+        """All of them; or as many as the budget, lowered below what runs, allows in turn."""
+        room = budget - 1 if has_prompts and budget > 1 else budget
         if len(decodes) <= room:
             return decodes
         first = self._rotation % len(decodes)
         self._rotation = first + room
         return (decodes[first:] + decodes[:first])[:room]
-
-    def _prompts(
-        self, budget: int, parts: dict[str, ScheduledRequest], first_new: int
-    ) -> list[tuple[RunningRequest, int]]:
-        """Who gets how much of what decodes left, shortest first so that they start soonest.
-
-        The oldest keeps a share, so that short ones cannot hold up a long one for ever.
-        """
-        prompts = [
-            run
-            for run in self.running
-            if (run.num_pending > 1 or run.admission >= first_new)
-            and run.request.request_id not in parts
-        ]
-        if not prompts or budget < 1:
-            return []
-        oldest = min(prompts, key=lambda run: run.admission)
-        kept = min(oldest.num_pending, max(1, budget // _OLDEST_PROMPT_SHARE))
-        prompts.sort(key=lambda run: (run.num_pending, run.admission))
-        shares = []
-        left = budget - kept
-        for run in prompts:
-            already = kept if run is oldest else 0
-            more = min(run.num_pending - already, left)
-            left -= more
-            if already + more:
-                shares.append((run, already + more))
-        return shares
 
     def _place(
         self,
@@ -281,26 +259,25 @@ class Scheduler:
     ) -> int:
         """Find blocks for these tokens, preempting where none are left; returns tokens placed."""
         before = sum([part.num_new_tokens for part in parts.values()])
-        for run, num_new in shares:
+        for run, wanted in shares:
             request = run.request
             start = request.num_computed_tokens
             while request.status is RequestStatus.RUNNING:
-                # A part of a prompt chunk is better than a preemption.
-                room = self.kv.room_for(request.request_id) - start
-                if room > 0:
-                    num_new = min(num_new, room)
+                num_new = wanted
+                table = self.kv.table(request.request_id)
+                if start + num_new > len(table) * self.kv.block_size:
+                    # A part of a prompt chunk is better than a preemption.
+                    num_new = min(num_new, self.kv.room_for(request.request_id) - start)
+                    if num_new < 1:
+                        victim = self.running.victim()
+                        self._preempt(victim, now_s)
+                        parts.pop(victim.request.request_id, None)
+                        continue
                     self.kv.allocate_slots(request, start + num_new)
-                    parts[request.request_id] = ScheduledRequest(
-                        request=request,
-                        start=start,
-                        num_new_tokens=num_new,
-                        block_table=self.kv.table(request.request_id).copy(),
-                        samples=start + num_new == request.num_tokens,
-                    )
-                    break
-                victim = self.running.victim()
-                self._preempt(victim, now_s)
-                parts.pop(victim.request.request_id, None)
+                parts[request.request_id] = ScheduledRequest(
+                    request, start, num_new, table.copy(), samples=num_new == run.num_pending
+                )
+                break
         return sum([part.num_new_tokens for part in parts.values()]) - before
 
     def _preempt(self, run: RunningRequest, now_s: float) -> None:
@@ -319,9 +296,9 @@ class Scheduler:
 
     # ---- admission
 
-    def _admit(self, now_s: float) -> list[tuple[int, int]]:
-        """Start waiting requests while slots and memory last; returns block copies to make."""
-        copies: list[tuple[int, int]] = []
+    def _admit(self, copies: list[tuple[int, int]], now_s: float) -> list[RunningRequest]:
+        """Start waiting requests while slots and memory last; adds block copies to make."""
+        admitted: list[RunningRequest] = []
         while len(self.running) < self._max_running:
             is_open = self.running.num_not_interactive < self._max_not_interactive
             classes = CLASS_ORDER if is_open else _INTERACTIVE_ONLY
@@ -332,18 +309,22 @@ class Scheduler:
             if is_new and is_capped(request, self.running, self.kv, self.settings):
                 self.waiting.park(request.owner)
                 continue
-            if not self._start(request, copies, now_s):
+            run = self._start(request, copies, now_s)
+            if run is None:
                 # Smaller ones behind it must wait, or a large one would never find room.
                 break
-        return copies
+            admitted.append(run)
+        return admitted
 
-    def _start(self, request: Request, copies: list[tuple[int, int]], now_s: float) -> bool:
+    def _start(
+        self, request: Request, copies: list[tuple[int, int]], now_s: float
+    ) -> RunningRequest | None:
         """Start one request if memory allows."""
         available = self.kv.pool.num_available
         if self._short is not None and len(self.running):
             short, had = self._short
             if short is request and available <= had:
-                return False
+                return None
         parent = self._fork_parent(request)
         prefix = [] if parent is not None else self.kv.find_prefix(request)
         num_shared = len(prefix)
@@ -354,7 +335,7 @@ class Scheduler:
         kept_free = blocks_kept_free(request, self.running, self.kv, self.settings)
         if len(self.running) and needed + kept_free > available:
             self._short = (request, available)
-            return False
+            return None
         self._short = None
         if parent is not None:
             copies.append(self.kv.fork(parent, request))
@@ -362,10 +343,9 @@ class Scheduler:
             self.kv.start(request, prefix)
         if self.kv.reserve_tokens:
             self.kv.allocate_slots(request, request.num_tokens)
-        self._take_in(request, now_s)
-        return True
+        return self._take_in(request, now_s)
 
-    def _take_in(self, request: Request, now_s: float) -> None:
+    def _take_in(self, request: Request, now_s: float) -> RunningRequest:
         num_uncached = request.num_prompt_tokens - request.num_computed_tokens
         account = self.waiting.start(request, PROMPT_TOKEN_COST * num_uncached, now_s)
         request.set_status(RequestStatus.RUNNING)
@@ -376,7 +356,7 @@ class Scheduler:
             self._num_admissions += 1
             self._news.started.append(request)
         rules = FinishRules.of(request, self._eos_token_ids, self.max_len)
-        self.running.add(request, account, rules, self._admissions[request.request_id])
+        return self.running.add(request, account, rules, self._admissions[request.request_id])
 
     def _fork_parent(self, request: Request) -> Request | None:
         """The running request whose prompt blocks this one can start on."""
@@ -389,3 +369,25 @@ class Scheduler:
     def _release_held(self, parent_id: str, now_s: float) -> None:
         for request in self._held.release(parent_id):
             self.waiting.add(request, now_s)
+
+
+def _shares(prompts: list[RunningRequest], budget: int) -> list[tuple[RunningRequest, int]]:
+    """Who gets how much of what decodes left: the shortest first, so that they start soonest.
+
+    The oldest keeps a share, so that short ones cannot hold up a long one for ever.
+    """
+    prompts = [run for run in prompts if run.request.status is RequestStatus.RUNNING]
+    if not prompts or budget < 1:
+        return []
+    oldest = min(prompts, key=lambda run: run.admission)
+    kept = min(oldest.num_pending, max(1, budget // _OLDEST_PROMPT_SHARE))
+    prompts.sort(key=lambda run: (run.num_pending, run.admission))
+    shares = []
+    left = budget - kept
+    for run in prompts:
+        already = kept if run is oldest else 0
+        more = min(run.num_pending - already, left)
+        left -= more
+        if already + more:
+            shares.append((run, already + more))
+    return shares

@@ -30,7 +30,10 @@ class RequestStream:
         """
         self.request_id = request_id
         self._on_close = on_close
-        self._condition = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        # For `get`, which blocks; most streams are read by an event loop and never need it.
+        self._condition = threading.Condition(self._lock)
+        self._num_blocked = 0
         # The slot: what came since the consumer last took it.
         self._has_news = False
         self._token_ids: list[int] = []
@@ -57,28 +60,28 @@ class RequestStream:
     # ---- engine side: add, then `deliver_batch` once for all streams of a step
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        with self._condition:
+        with self._lock:
             if self._accepts():
                 self._token_ids.append(token_id)
                 if logprobs is not None:
                     self._logprobs.append(logprobs)
 
     def add_progress(self, num_computed_prompt_tokens: int, num_cached_tokens: int) -> None:
-        with self._condition:
+        with self._lock:
             if self._accepts():
                 self._num_computed = num_computed_prompt_tokens
                 self._num_cached = num_cached_tokens
                 self._position = self._estimated_wait_s = None
 
     def add_queue_position(self, position: int, estimated_wait_s: float | None) -> None:
-        with self._condition:
+        with self._lock:
             if self._accepts():
                 self._position = position
                 self._estimated_wait_s = estimated_wait_s
 
     def end(self, reason: FinishReason, detail: str | None) -> None:
         """Set the end, after which nothing is added. Only the first call counts. Any thread."""
-        with self._condition:
+        with self._lock:
             if self._accepts():
                 self._end = (reason, detail)
                 self._position = self._estimated_wait_s = None
@@ -114,14 +117,19 @@ class RequestStream:
         def is_settled() -> bool:
             return self._has_news or self._is_closed or self._end is not None
 
-        with self._condition:
-            if not self._condition.wait_for(is_settled, timeout):
+        with self._lock:
+            self._num_blocked += 1
+            try:
+                is_in_time = self._condition.wait_for(is_settled, timeout)
+            finally:
+                self._num_blocked -= 1
+            if not is_in_time:
                 raise TimeoutError(f"{self.request_id}: no update within {timeout} seconds.")
         return self._take()
 
     def close(self) -> None:
         """Leave: a request that has not ended is aborted. Idempotent; the consumer's thread."""
-        with self._condition:
+        with self._lock:
             must_abort = not self._is_closed and self._end is None
             self._is_closed = True
             self._has_news = False
@@ -135,7 +143,7 @@ class RequestStream:
         self.close()
 
     def _take(self) -> StreamUpdate | None:
-        with self._condition:
+        with self._lock:
             if not self._has_news:
                 return None
             self._has_news = False
@@ -156,8 +164,9 @@ class RequestStream:
 
     def _wants_wake(self) -> asyncio.AbstractEventLoop | None:
         """Wake a blocked `get`; the loop to wake as well, unless that is under way."""
-        with self._condition:
-            self._condition.notify_all()
+        with self._lock:
+            if self._num_blocked:
+                self._condition.notify_all()
             if self._loop is None or self._is_closed:
                 return None
             # A loop that closed with a wake-up under way never runs it: try, and be told.
@@ -167,7 +176,7 @@ class RequestStream:
             return self._loop
 
     def _on_loop_woken(self) -> None:
-        with self._condition:
+        with self._lock:
             self._is_woken = False
         self._ready.set()
 

@@ -26,7 +26,9 @@ class RunningRequest:
     @property
     def num_pending(self) -> int:
         """Known tokens that are not computed yet; 1 when only the newest is."""
-        return self.request.num_tokens - self.request.num_computed_tokens
+        request = self.request
+        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
+        return num_known - request.num_computed_tokens
 
     def precedence(self) -> tuple[int, int]:
         """The highest gives its blocks up first: lowest class, then most recent."""
