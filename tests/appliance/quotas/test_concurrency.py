@@ -19,7 +19,8 @@ from appliance.quotas.services import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-NUM_THREADS = 50
+# Each has a connection of its own, and PostgreSQL is started with 50.
+NUM_THREADS = 50 if connection.vendor == "sqlite" else 40
 
 
 def in_threads(work, items):
@@ -44,7 +45,7 @@ def try_reserve(user_id):
         return None
 
 
-def test_of_fifty_at_once_only_those_that_fit_get_in_c09(make_usage):
+def test_of_many_at_once_only_those_that_fit_get_in_c09(make_usage):
     bob = user_create("bob")
     quota_rule_set(bob, 300, by=None)
     reservations = in_threads(try_reserve, [bob.pk] * NUM_THREADS)
@@ -59,7 +60,7 @@ def test_of_fifty_at_once_only_those_that_fit_get_in_c09(make_usage):
     assert (status.used_tokens, status.reserved_tokens) == (40, 0)
 
 
-def test_fifty_at_once_wait_for_a_long_write_and_lose_nothing_d04(make_usage):
+def test_many_at_once_wait_for_a_long_write_and_lose_nothing_d04(make_usage):
     users = [user_create(f"user-{number}") for number in range(5)]
     bookings = [users[number % 5].pk for number in range(NUM_THREADS)]
     started = threading.Semaphore(0)
@@ -86,7 +87,7 @@ def test_fifty_at_once_wait_for_a_long_write_and_lose_nothing_d04(make_usage):
     assert finished == [True] * NUM_THREADS
     assert UsageRecord.objects.count() == NUM_THREADS
     for day in UsageDay.objects.all():
-        assert (day.used_tokens, day.reserved_tokens) == (150, 0)
+        assert (day.used_tokens, day.reserved_tokens) == (15 * NUM_THREADS // 5, 0)
 
 
 def test_settle_and_release_at_the_same_instant_book_once(make_usage):

@@ -1,3 +1,6 @@
+import shutil
+from pathlib import Path
+
 import pytest
 from django.conf import settings as django_settings
 
@@ -6,6 +9,7 @@ from appliance.exposure.policy import policy_remove
 from appliance.serving.gateway import gateway_install, gateway_remove
 from appliance.serving.types import Caller, GenerationRequest, SamplingOptions
 from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.serving.processes import make_data_dir
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +46,14 @@ def ask(bob):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def migrated_dir(tmp_path_factory):
+    """A data folder with every table and nobody in it, made once and copied."""
+    return make_data_dir(tmp_path_factory.mktemp("migrated"))
+
+
+@pytest.fixture
+def data_dir(migrated_dir, tmp_path):
+    return Path(shutil.copytree(migrated_dir, tmp_path / "data"))

@@ -6,19 +6,21 @@ import httpx
 import psutil
 import pytest
 
-from tests.appliance.serving.processes import WAIT_S, Running, manage, until
+from tests.appliance.serving.processes import WAIT_S, Running, manage, run_python, until
 from tests.appliance.serving.tiny_model import save_tiny_model
 
-PASSWORD = {"DJANGO_SUPERUSER_PASSWORD": "nine-Lanterns-burn"}
+MAKE_KEY = """
+import django; django.setup()
+from appliance.accounts.services import user_create
+from appliance.api_keys.services import api_key_issue
+print(api_key_issue(user_create("alice", is_admin=True), "test", ["chat", "models", "admin"])[1])
+"""
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, data_dir):
     model_dir = save_tiny_model(tmp_path / "tiny")
-    data_dir = tmp_path / "data"
-    data_dir.mkdir()
     settings = {"APPLIANCE_MODEL": str(model_dir), "OMP_NUM_THREADS": "1"}
-    assert manage(data_dir, "migrate", "-v", "0").returncode == 0
     started = []
 
     def start(**changes):
@@ -52,12 +54,7 @@ def test_from_the_first_start_to_the_second(serve):
     assert second.returncode == 1
     assert f"process {server.process.pid}" in second.stderr
 
-    assert manage(
-        server.data_dir, "createsuperuser", "--noinput", "--username", "alice",
-        "--email", "alice@box.example", **PASSWORD,
-    ).returncode == 0  # fmt: skip
-    scopes = "chat,models,admin"
-    made = manage(server.data_dir, "create_api_key", "alice", "--name", "test", "--scopes", scopes)
+    made = run_python(server.data_dir, "-c", MAKE_KEY)
     key = {"Authorization": f"Bearer {made.stdout.strip()}"}
     model = server.get("/v1/models", headers=key).json()["data"][0]["id"]
     asked = {

@@ -1,38 +1,16 @@
 """The server as a process: what it says, what it refuses, how it ends."""
 
 import contextlib
-import shutil
 import signal
 import socket
 import sqlite3
-from pathlib import Path
 
 import httpx
 import pytest
 import websockets.sync.client
 from websockets.exceptions import ConnectionClosed
 
-from tests.appliance.serving.processes import WAIT_S, Running, manage, run_python, until
-
-
-@pytest.fixture(scope="module")
-def migrated_dir(tmp_path_factory):
-    """A data folder with every table and the member bob, to be copied."""
-    folder = tmp_path_factory.mktemp("migrated")
-    code = (
-        "import django; django.setup();"
-        "from django.core.management import call_command;"
-        "call_command('migrate', verbosity=0);"
-        "from appliance.accounts.services import user_create; user_create('bob')"
-    )
-    done = run_python(folder, "-c", code)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def data_dir(migrated_dir, tmp_path):
-    return Path(shutil.copytree(migrated_dir, tmp_path / "data"))
+from tests.appliance.serving.processes import WAIT_S, Running, manage, until
 
 
 def rows(data_dir, query):
@@ -57,6 +35,7 @@ def run(data_dir):
     def start(drain_s=30.0, *, loaded=True):
         code = (
             "import sys, django; django.setup();"
+            "from appliance.accounts.services import user_create; user_create('bob');"
             "from tests.appliance.serving.scripted_server import main; main(*sys.argv[1:])"
         )
         started.append(Running(data_dir, ["-c", code, "{port}", str(drain_s)]))
