@@ -8,9 +8,12 @@ import orjson
 from channels.db import database_sync_to_async
 
 from appliance.accounts.models import User
+from appliance.console.event_words import SETTING_WORDS, value_words
+from appliance.console.models import AuditRecord
 
 # Shown for an owner that is no user of this server (any more).
 NO_MARK = [0, 0]
+SHOWN_CHANGES = 30
 
 
 async def users_by_owner(owners: Collection[str]) -> dict[str, list[Any]]:
@@ -39,3 +42,27 @@ def settings_version(state: Mapping[str, Any]) -> str:
     slots = state.get("slots") or {}
     asked["slots"] = slots.get("requested")
     return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]
+
+
+@database_sync_to_async
+def changes_made() -> list[dict[str, Any]]:
+    """The newest changes of settings: when, who, what in words, and what takes each back."""
+    records = AuditRecord.objects.filter(action="engine.tune")[:SHOWN_CHANGES]
+    return [
+        {
+            "at": record.at,
+            "who": record.actor_name,
+            "words": "; ".join(
+                f"{SETTING_WORDS.get(name, name)} {value_words(record.detail['before'][name])}"
+                f" → {value_words(after)}"
+                for name, after in record.detail["after"].items()
+            ),
+            # None where the engine did not tell what held before, as while it loads.
+            "back": (
+                None
+                if None in record.detail["before"].values()
+                else orjson.dumps(record.detail["before"]).decode()
+            ),
+        }
+        for record in records
+    ]

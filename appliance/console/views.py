@@ -1,14 +1,23 @@
+from dataclasses import asdict
 from http import HTTPStatus
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
 from appliance.accounts.access import admin_required
 from appliance.console.api import error_response
+from appliance.console.feed import current_feed
+from appliance.console.replay import past_requests, replay
+from appliance.console.selectors import changes_made, settings_version
 from appliance.console.services import request_kill
-from appliance.errors import ApplianceError
+from appliance.console.setting_catalogue import fields_of
+from appliance.errors import ApplianceError, BadRequest, EngineUnavailable
+from appliance.serving.gateway import get_backend
+
+MAX_SLOTS = 4096
 
 
 @require_GET
@@ -27,3 +36,43 @@ async def kill(request: HttpRequest, request_id: str) -> HttpResponse:
     except ApplianceError as exc:
         return error_response(exc)
     return HttpResponse(status=HTTPStatus.NO_CONTENT)
+
+
+@require_GET
+async def tuning(request: HttpRequest) -> HttpResponse:
+    if not (await request.auser()).is_admin:
+        raise PermissionDenied
+    try:
+        state = get_backend().state()
+    except EngineUnavailable as exc:
+        state = {"state": "unavailable", "error": exc.message}
+    context = {
+        "section": "tuning",
+        "state": state,
+        "fields": fields_of(state),
+        "version": settings_version(state),
+        "history": await changes_made(),
+    }
+    return await sync_to_async(render)(request, "console/tuning.html", context)
+
+
+@require_GET
+async def tuning_replay(request: HttpRequest) -> HttpResponse:
+    """The last minutes' requests with `slots` and `reserved` of the query."""
+    if not (await request.auser()).is_admin:
+        raise PermissionDenied
+    try:
+        slots = _whole(request, "slots", low=1)
+        reserved = _whole(request, "reserved", low=0)
+    except BadRequest as exc:
+        return error_response(exc)
+    picture = current_feed().picture
+    requests = past_requests(picture.requests.rows(), picture.now)
+    return JsonResponse(asdict(await sync_to_async(replay)(requests, slots, reserved)))
+
+
+def _whole(request: HttpRequest, name: str, *, low: int) -> int:
+    text = request.GET.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and low <= int(text) <= MAX_SLOTS):
+        raise BadRequest(f"{name} must be a whole number from {low} to {MAX_SLOTS:,}.", param=name)
+    return int(text)

@@ -42,7 +42,7 @@ export class BlockLegend {
     for (const key of this.#order) {
       const { row, requests, blocks, share } = this.#rows.get(key), user = counts.users.get(key);
       row.hidden = !user;
-      if (!user) continue;
+      if (!user) { setText(blocks, '0'); continue; }
       setText(requests, [user.running ? count(user.running) : '', user.waiting ? `${count(user.waiting)} ${user.waiting === 1 ? 'waits' : 'wait'}` : ''].filter(Boolean).join(', ') || '0');
       setText(blocks, count(user.blocks));
       setText(share, percent(user.blocks, total));

@@ -9,13 +9,13 @@ export class SlotsControl {
   #model; #form = document.querySelector('#slots-form'); #field = document.querySelector('#slots-requested');
   #range = document.querySelector('#slots-range'); #apply = document.querySelector('#slots-apply');
   #discard = document.querySelector('#slots-discard'); #error = document.querySelector('#slots-error');
-  #asked = null; #version = null; #edited = false; #busy = false; #shownError = '';
+  #asked = null; #version = null; #edited = false; #busy = false;
 
   constructor(model) {
     this.#model = model;
     this.#field.addEventListener('input', () => { this.#range.value = this.#field.value; this.#edit(); });
     this.#range.addEventListener('input', () => { this.#field.value = this.#range.value; this.#edit(); });
-    this.#discard.addEventListener('click', () => { this.#reset(); this.update(); });
+    this.#discard.addEventListener('click', () => { this.#complain(''); this.#reset(); this.update(); });
     this.#form.addEventListener('submit', (event) => { event.preventDefault(); this.#submit(); });
   }
 
@@ -61,7 +61,6 @@ export class SlotsControl {
   #reset() {
     const { slots } = this.#model.state;
     this.#edited = false;
-    this.#complain('');
     this.#range.max = String(Math.max(16, 2 ** Math.ceil(Math.log2(Math.max(1, slots.effective) * 2))));
     if (document.activeElement !== this.#field || this.#value() !== slots.requested) this.#field.value = String(slots.requested);
     this.#range.value = String(slots.requested === 'auto' ? slots.effective : slots.requested);
@@ -117,6 +116,7 @@ export class SlotsControl {
 
   async #send(value, version, done) {
     this.#busy = true;
+    this.#complain('');
     this.update();
     try {
       const state = await tune({ slots: value }, version);
@@ -124,15 +124,12 @@ export class SlotsControl {
       this.#edited = false;
       done(state.settings_version);
     } catch (error) {
-      if (error.status === 409) { this.#edited = false; this.update(); }
+      // Somebody was first: the form shows what they chose.
+      if (error.status === 409) this.#edited = false;
       this.#complain(error.message);
-      this.#shownError = error.message;
     } finally {
       this.#busy = false;
-      const complaint = this.#shownError;
       this.update();
-      if (complaint) this.#complain(complaint);
-      this.#shownError = '';
     }
   }
 }

@@ -28,6 +28,20 @@ MODEL = ModelInfo(
     loaded_at=1_700_000_000,
 )
 
+SETTINGS: dict[str, Any] = {
+    "reserved_interactive_slots": 2,
+    "max_num_batched_tokens": 2048,
+    "max_waiting_requests": 1000,
+    "max_waiting_tokens": 2_000_000,
+    "enable_prefix_cache": True,
+    "policy": "continuous",
+    "max_running_per_owner": 0,
+    "max_blocks_per_owner": 0,
+    "admission_headroom": 0.0,
+    "aging_s": 20.0,
+    "reserve_tokens": 0,
+}
+
 
 @dataclass
 class SimRequest:
@@ -73,6 +87,7 @@ class SimulatedBackend:
         self._owners = owners
         self._total = total
         self._slots = slots
+        self._settings = dict(SETTINGS)
         self._arrivals_per_s = arrivals_per_s
         self._speed = tokens_per_s
         self._prompt = prompt
@@ -114,7 +129,8 @@ class SimulatedBackend:
             "error": "The machine ran out of memory." if self.status == "dead" else None,
             "slots": {"requested": self._slots, "effective": self._slots, "reason": ""},
             "settings": {
-                "reserved_interactive_slots": {"requested": 2, "effective": 2, "reason": ""}
+                name: {"requested": value, "effective": value, "reason": ""}
+                for name, value in self._settings.items()
             },
             "running": len(self._running),
             "waiting": len(self._waiting),
@@ -173,10 +189,19 @@ class SimulatedBackend:
 
     def tune(self, changes: Mapping[str, Any]) -> None:
         for name, value in changes.items():
-            if name != "slots" or type(value) is not int or not 1 <= value <= 4096:
+            known = SETTINGS.get(name) if name != "slots" else 1
+            if known is None:
+                raise BadRequest(f"{name} is no live setting; there is slots, and others.")
+            if isinstance(value, bool | str) or isinstance(known, bool | str):
+                if type(value) is not type(known):
+                    raise BadRequest(f"{name} is {value!r}; another kind of value is allowed.")
+            elif not isinstance(value, type(known) if isinstance(known, int) else int | float):
+                raise BadRequest(f"{name} is {value!r}; another kind of value is allowed.")
+            if name == "slots" and not 1 <= value <= 4096:
                 raise BadRequest(f"{name} is {value!r}; slots from 1 to 4096 is allowed.")
-        self._slots = changes["slots"]
-        self._event("tuned", None, {"slots": str(self._slots)})
+        self._settings.update({name: v for name, v in changes.items() if name != "slots"})
+        self._slots = changes.get("slots", self._slots)
+        self._event("tuned", None, {name: str(value) for name, value in changes.items()})
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         for request in (*self._running, *self._waiting):

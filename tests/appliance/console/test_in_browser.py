@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -260,3 +261,61 @@ def test_the_banner_says_the_state(page: Page, server: Server, state: str, words
 def test_nothing_overflows_at_1000_pixels(page: Page) -> None:
     page.set_viewport_size({"width": 1000, "height": 900})
     page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+# ---- tuning
+
+
+def open_tuning(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/console/tuning/")
+    expect(page.locator('[data-cell="slots-now"]')).to_have_text(re.compile(r"\d+"))
+
+
+def test_settings_are_applied_together_and_stand_in_the_history(page: Page, server: Server) -> None:
+    open_tuning(page, server)
+    page.fill("#set-max_num_batched_tokens", "1024")
+    page.locator("#set-enable_prefix_cache").uncheck()
+    expect(page.locator("#pending")).to_contain_text("2 changes not applied")
+    expect(page.locator("#apply")).to_have_text("Apply 2 changes")
+    page.click("#apply")
+    expect(page.locator(".toast")).to_contain_text("2 changes applied")
+    page.reload()
+    newest = page.locator("tbody tr:has([data-back])").first
+    expect(newest).to_contain_text("Prefix cache on → off")
+    newest.get_by_role("button", name="Go back").click()
+    expect(page.locator("#set-enable_prefix_cache")).to_be_checked()
+    expect(page.locator("#set-max_num_batched_tokens")).to_have_value("2048")
+
+
+def test_the_preview_replays_real_requests(page: Page, server: Server) -> None:
+    open_tuning(page, server)
+    page.fill("#set-slots", "1")
+    expect(page.locator('[data-cell="slots-after"]')).to_have_text("1")
+    expect(page.locator('[data-cell="requests"]')).to_contain_text("replayed")
+    after = page.locator('[data-cell="waited-after"]')
+    expect(after).to_have_text(re.compile(r"[1-9]"))
+    page.click("#discard")
+    expect(page.locator("#pending")).to_be_hidden()
+
+
+def test_a_value_that_does_not_work_is_told_beside_its_field(page: Page, server: Server) -> None:
+    open_tuning(page, server)
+    page.fill("#set-aging_s", "soon")
+    expect(page.locator("#why-aging_s")).to_contain_text("0.1 to 86,400")
+    expect(page.locator("#apply")).to_be_disabled()
+
+
+def test_a_change_of_another_admin_is_not_overwritten_unseen(page: Page, server: Server) -> None:
+    open_tuning(page, server)
+    page.fill("#set-max_waiting_requests", "500")
+    page.evaluate(
+        """() => fetch('/api/engine', {method: 'PATCH', body: '{"aging_s": 33.0}', headers: {
+          'Content-Type': 'application/json',
+          'X-CSRFToken': document.querySelector('[name=csrfmiddlewaretoken]').value}})"""
+    )
+    page.click("#apply")
+    expect(page.locator("#conflict")).to_be_visible()
+    expect(page.locator("#set-aging_s")).to_have_value("33")
+    expect(page.locator("#set-max_waiting_requests")).to_have_value("500")
+    page.click("#apply")
+    expect(page.locator(".toast")).to_contain_text("1 change applied")

@@ -1,0 +1,128 @@
+"""What each live setting does, in words, and what its field looks like on the tuning page.
+
+The engine checks every value; the ranges here only shape the fields. A setting that the engine
+has and this list lacks is not shown. Labels are those of the events.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.console.event_words import SETTING_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    help: str
+    # number, switch or choice
+    kind: str = "number"
+    low: float = 0
+    # Of the field; the slider ends earlier, where values stop being usual.
+    high: float = 0
+    slider_high: float = 0
+    step: float = 1
+    unit: str = ""
+    choices: tuple[tuple[str, str], ...] = ()
+    # A word that the field takes beside numbers.
+    word: str = ""
+
+    @property
+    def label(self) -> str:
+        return SETTING_WORDS[self.name]
+
+
+FIELDS = (
+    Field(
+        "slots",
+        "How many answers are written at the same time. The rest wait in line. “auto” lets the "
+        "server choose from the memory and the length of requests.",
+        low=1,
+        high=4096,
+        slider_high=64,
+        word="auto",
+    ),
+    Field(
+        "reserved_interactive_slots",
+        "Scripts cannot take these, so people at a screen do not wait behind them.",
+        high=4096,
+        slider_high=16,
+    ),
+    Field(
+        "max_num_batched_tokens",
+        "Tokens computed in one step. Higher: prompts are read faster. Lower: running answers "
+        "stutter less.",
+        low=1,
+        high=65_536,
+        slider_high=4096,
+    ),
+    Field(
+        "admission_headroom",
+        "Share of the memory for answers that stays free when a request starts, so that running "
+        "ones can grow. Higher: fewer preemptions, more waiting.",
+        high=0.9,
+        slider_high=0.9,
+        step=0.01,
+    ),
+    Field(
+        "enable_prefix_cache",
+        "Prompts that start like an earlier one of the same user are not computed again.",
+        kind="switch",
+    ),
+    Field(
+        "max_running_per_owner",
+        "Most answers of one user at the same time. 0 sets no limit.",
+        high=4096,
+        slider_high=16,
+    ),
+    Field(
+        "max_blocks_per_owner",
+        "Most blocks of one user's running requests, counted when one starts. 0 sets no limit.",
+        high=100_000_000,
+        slider_high=4096,
+    ),
+    Field(
+        "aging_s",
+        "A user or a kind of request that waited this long goes next, whatever its order.",
+        low=0.1,
+        high=86_400,
+        slider_high=120,
+        step=0.1,
+        unit="s",
+    ),
+    Field(
+        "max_waiting_requests",
+        "Requests past this many are turned away with “try again”.",
+        low=1,
+        high=1_000_000,
+        slider_high=2000,
+    ),
+    Field(
+        "max_waiting_tokens",
+        "The same, counted in tokens of the waiting prompts.",
+        low=1,
+        high=1_000_000_000,
+        slider_high=4_000_000,
+        step=1000,
+    ),
+    Field(
+        "policy",
+        "Static batching starts a group together and waits for its longest answer. It is here to "
+        "compare with, and slower.",
+        kind="choice",
+        choices=(("continuous", "continuous"), ("static", "static")),
+    ),
+    Field(
+        "reserve_tokens",
+        "Takes room for this many tokens for each request from its start on, as systems without "
+        "paging do. 0 is paging. It is here to compare with.",
+        high=10_000_000,
+        slider_high=16_384,
+    ),
+)
+
+
+def fields_of(state: Mapping[str, Any]) -> list[tuple[Field, Mapping[str, Any]]]:
+    """Each field with the setting's requested and effective value and the reason."""
+    settings = {**(state.get("settings") or {}), "slots": state.get("slots")}
+    return [(field, settings[field.name]) for field in FIELDS if settings.get(field.name)]

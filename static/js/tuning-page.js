@@ -1,0 +1,195 @@
+// The tuning page: edit, see the consequences, apply together, go back with one press.
+import { tune } from './console-api.js';
+import { toast } from './toast.js';
+import { bytes, count, many, percent, seconds, setText } from './words.js';
+
+const LOOK_EVERY_MS = 3000;
+const find = (selector, root = document) => root.querySelector(selector);
+const rows = [...document.querySelectorAll('[data-setting]')];
+const asked = new Map(), applyButton = find('#apply'), discardButton = find('#discard');
+let version = document.body.dataset.version, state = null, busy = false;
+
+const words = (value) => (typeof value === 'boolean' ? (value ? 'on' : 'off') : typeof value === 'number' ? value.toLocaleString('en-US') : String(value));
+const settingOf = (name) => (name === 'slots' ? state?.slots : state?.settings?.[name]);
+
+// The value in a row's field, or undefined when it is none.
+function valueOf(row) {
+  const { kind } = row.dataset;
+  if (kind === 'switch') return find('[type=checkbox]', row).checked;
+  if (kind === 'choice') return find('select', row).value;
+  const field = find('.input', row), text = field.value.trim();
+  if (field.dataset.word && text.toLowerCase() === field.dataset.word) return field.dataset.word;
+  if (!/^\d+([.]\d+)?$/.test(text)) return undefined;
+  return Number(text) >= Number(field.dataset.low) && Number(text) <= Number(field.dataset.high) ? Number(text) : undefined;
+}
+
+function put(row, value) {
+  if (row.dataset.kind === 'switch') find('[type=checkbox]', row).checked = value;
+  else if (row.dataset.kind === 'choice') find('select', row).value = value;
+  else {
+    find('.input', row).value = String(value);
+    find('[type=range]', row).value = String(typeof value === 'number' ? value : settingOf(row.dataset.setting)?.effective ?? 0);
+  }
+}
+
+const changes = () => {
+  const found = {};
+  for (const row of rows) {
+    const name = row.dataset.setting, value = valueOf(row);
+    if (asked.has(name) && value !== undefined && value !== asked.get(name)) found[name] = value;
+  }
+  return found;
+};
+const wrong = () => rows.filter((row) => valueOf(row) === undefined);
+
+function showRow(row) {
+  const name = row.dataset.setting, setting = settingOf(name), value = valueOf(row), why = find('[data-why]', row);
+  if (!setting) return;
+  setText(find('[data-now]', row), words(setting.effective));
+  const changed = value !== undefined && value !== asked.get(name);
+  setText(find('[data-change]', row), changed ? `${words(asked.get(name))} → ${words(value)}` : '');
+  const field = find('.input', row);
+  let text = '';
+  if (value === undefined) text = `“${field.value}” does not work here: ${words(Number(field.dataset.low))} to ${words(Number(field.dataset.high))} is allowed${field.dataset.word ? `, or ${field.dataset.word}` : ''}.`;
+  else if (!changed && setting.requested !== setting.effective) text = `${words(setting.effective)}, ${setting.requested === 'auto' ? 'chosen by the server' : `not ${words(setting.requested)}`}${setting.reason ? `: ${setting.reason}` : ''}.`;
+  if (field) field.setAttribute('aria-invalid', String(value === undefined));
+  why.hidden = !text;
+  setText(why.lastElementChild, text);
+}
+
+function draw() {
+  if (!state) return;
+  rows.forEach(showRow);
+  const found = changes(), number = Object.keys(found).length, pending = find('#pending');
+  pending.hidden = !number;
+  setText(pending.lastElementChild, `${many(number, 'change')} not applied`);
+  applyButton.disabled = !number || busy || wrong().length > 0;
+  setText(applyButton, number ? `Apply ${many(number, 'change')}` : 'Apply');
+  discardButton.hidden = !number && !wrong().length;
+  drawMemory(found);
+  drawReplay(found);
+}
+
+const cell = (name, text) => setText(find(`[data-cell="${name}"]`), text);
+
+// "auto" after a change is only known once the engine has chosen: until then as now.
+function slotsAfter(found) {
+  const slots = found.slots ?? state.slots.requested;
+  return typeof slots === 'number' ? slots : state.slots.effective;
+}
+
+function drawMemory(found) {
+  const { kv, model, running = 0 } = state, now = state.slots.effective, after = 'slots' in found ? slotsAfter(found) : now;
+  cell('slots-now', count(now));
+  cell('slots-after', found.slots === 'auto' ? 'auto' : count(after));
+  if (!kv?.block_size || !model) return;
+  const each = Math.ceil(model.context_tokens / kv.block_size);
+  for (const [name, slots] of [['now', now], ['after', after]]) {
+    cell(`blocks-${name}`, `${count(slots * each)} · ${bytes(slots * each * kv.bytes_per_block)}`);
+    cell(`share-${name}`, percent(slots * each, kv.blocks_total));
+  }
+  const over = running - after;
+  setText(find('#touches'), over > 0 ? `${many(over, 'running answer is', 'running answers are')} over the new number: they go on to their end, and new ones wait until fewer than ${count(after)} run.` : Object.keys(found).length ? 'No running answer is touched.' : '');
+}
+
+let replayed = '', replayTimer = 0;
+function drawReplay(found) {
+  const reservedNow = state.settings?.reserved_interactive_slots?.effective ?? 0;
+  const wanted = [[state.slots.effective, reservedNow], ['slots' in found ? slotsAfter(found) : state.slots.effective, found.reserved_interactive_slots ?? reservedNow]];
+  const key = JSON.stringify(wanted);
+  if (key === replayed) return;
+  replayed = key;
+  clearTimeout(replayTimer);
+  replayTimer = setTimeout(async () => {
+    const outcomes = await Promise.all(wanted.map(async ([slots, reserved]) => {
+      const response = await fetch(`${document.body.dataset.replay}?${new URLSearchParams({ slots, reserved })}`, { credentials: 'same-origin' });
+      return response.ok ? response.json() : null;
+    })).catch(() => [null, null]);
+    if (key !== replayed) return;
+    if (!outcomes[0] || !outcomes[1]) { replayed = ''; return; }
+    cell('requests', `Last 15 minutes, ${many(outcomes[0].requests, 'request')} replayed`);
+    outcomes.forEach((outcome, i) => {
+      const name = i ? 'after' : 'now';
+      cell(`waited-${name}`, count(outcome.waited));
+      cell(`longest-${name}`, seconds(outcome.longest_s));
+      cell(`p95-${name}`, seconds(outcome.p95_s));
+    });
+  }, 200);
+}
+
+// New values of the engine. What nobody edits follows; an edit stays and is compared anew.
+function take(newState) {
+  const edited = new Set(Object.keys(changes()).concat(wrong().map((row) => row.dataset.setting)));
+  state = newState;
+  for (const row of rows) {
+    const name = row.dataset.setting, setting = settingOf(name);
+    if (!setting) continue;
+    asked.set(name, setting.requested);
+    if (!edited.has(name)) put(row, setting.requested);
+  }
+  if (!edited.size) version = state.settings_version;
+  draw();
+}
+
+async function look() {
+  try {
+    const response = await fetch(document.body.dataset.engine, { credentials: 'same-origin' });
+    if (response.ok && !busy) take(await response.json());
+  } catch { /* the next look tells */ }
+}
+
+function complain(error) {
+  find('#conflict').hidden = error?.status !== 409;
+  const refused = find('#refused');
+  refused.hidden = !error || error.status === 409;
+  if (error) setText(find('p', refused), error.message);
+}
+
+async function send(wanted, done) {
+  busy = true;
+  draw();
+  complain(null);
+  try {
+    const newState = await tune(wanted, version);
+    for (const row of rows) if (row.dataset.setting in wanted) put(row, wanted[row.dataset.setting]);
+    version = newState.settings_version;
+    state = newState;
+    done();
+  } catch (error) {
+    complain(error);
+    if (error.status === 409) {
+      const response = await fetch(document.body.dataset.engine, { credentials: 'same-origin' }).catch(() => null);
+      // The new values are shown from here on, so applying once more is no longer unseen.
+      if (response?.ok) { take(await response.json()); version = state.settings_version; }
+    }
+  } finally {
+    busy = false;
+    if (state) take(state);
+  }
+}
+
+for (const row of rows) {
+  row.addEventListener('input', (event) => {
+    const range = find('[type=range]', row), field = find('.input', row);
+    if (event.target === range) field.value = range.value;
+    else if (range) range.value = field.value;
+    draw();
+  });
+}
+applyButton.addEventListener('click', () => {
+  const wanted = changes(), before = Object.fromEntries(Object.keys(wanted).map((name) => [name, asked.get(name)]));
+  send(wanted, () => toast(`${many(Object.keys(wanted).length, 'change')} applied.`, {
+    text: 'It holds from now on.', undo: () => send(before, () => toast('Taken back.')),
+  }));
+});
+discardButton.addEventListener('click', () => {
+  complain(null);
+  for (const row of rows) put(row, asked.get(row.dataset.setting));
+  version = state.settings_version;
+  draw();
+});
+for (const button of document.querySelectorAll('[data-back]')) {
+  button.addEventListener('click', () => send(JSON.parse(button.dataset.back), () => location.reload()));
+}
+look();
+setInterval(() => { if (!document.hidden) look(); }, LOOK_EVERY_MS);

@@ -1,0 +1,133 @@
+"""The tuning page: all live settings in words, the preview's arithmetic, and history."""
+
+from typing import Any
+
+import pytest
+from django.test import AsyncClient
+
+from appliance.accounts.models import User
+from appliance.console.feed import ConsoleFeed
+from appliance.console.replay import Past, past_requests, replay
+from appliance.console.request_log import RequestLog
+from appliance.console.services import engine_change
+from appliance.console.setting_catalogue import FIELDS
+from appliance.serving.gateway import gateway_remove
+from inference.scheduling.settings import SchedulerSettings, check_changes
+from tests.appliance.console.simulated_backend import SimulatedBackend
+from tests.appliance.console.test_request_log import info
+
+URL = "/console/tuning/"
+
+
+@pytest.fixture
+async def admin(alice: User, feed: ConsoleFeed) -> AsyncClient:
+    client = AsyncClient()
+    await client.aforce_login(alice)
+    return client
+
+
+def test_every_field_is_a_setting_of_the_engine_and_its_ends_are_allowed() -> None:
+    defaults = SchedulerSettings()
+    for field in FIELDS:
+        check_changes({field.name: getattr(defaults, field.name)})
+        if field.kind == "number":
+            whole = field.step >= 1
+            for end in (field.low, field.high):
+                check_changes({field.name: int(end) if whole else float(end)})
+            assert field.low <= field.slider_high <= field.high
+        for value, _words in field.choices:
+            check_changes({field.name: value})
+        if field.word:
+            check_changes({field.name: field.word})
+
+
+async def test_all_settings_are_shown_with_what_they_do(
+    admin: AsyncClient, engine: SimulatedBackend
+) -> None:
+    html = (await admin.get(URL)).content.decode()
+    for name in ("slots", *engine.state()["settings"]):
+        assert f'data-setting="{name}"' in html
+    assert "style=" not in html
+
+
+async def test_the_history_says_who_changed_what_and_can_take_it_back(
+    admin: AsyncClient, alice: User, feed: ConsoleFeed
+) -> None:
+    await engine_change({"slots": 6, "enable_prefix_cache": False}, alice)
+    response = await admin.get(URL)
+    (change,) = response.context["history"]
+    assert change["who"] == "alice"
+    assert change["words"] == "Parallel slots 4 → 6; Prefix cache on → off"
+    assert change["back"] == '{"slots":4,"enable_prefix_cache":true}'
+    assert b"Go back to before" in response.content
+
+
+async def test_only_admins_see_tuning(bob: User, feed: ConsoleFeed) -> None:
+    client = AsyncClient()
+    for url in (URL, f"{URL}replay/?slots=4&reserved=0"):
+        assert (await client.get(url)).status_code == 302
+    await client.aforce_login(bob)
+    for url in (URL, f"{URL}replay/?slots=4&reserved=0"):
+        assert (await client.get(url)).status_code == 403
+
+
+async def test_without_an_engine_the_page_says_so(admin: AsyncClient) -> None:
+    gateway_remove()
+    response = await admin.get(URL)
+    assert response.status_code == 200
+    assert b"There is no engine to tune." in response.content
+
+
+async def test_the_replay_answers_for_the_requests_that_the_console_saw(
+    admin: AsyncClient, engine: SimulatedBackend, feed: ConsoleFeed
+) -> None:
+    await feed.look()
+    many = (await admin.get(f"{URL}replay/", {"slots": 64, "reserved": 0})).json()
+    assert many["requests"] == engine.state()["running"] > 0
+    assert many["waited"] == 0
+
+
+@pytest.mark.parametrize("slots", ["0", "", "x", "-1", "4097", "٣", "1" * 500])
+async def test_a_bad_number_in_the_replay_is_400(admin: AsyncClient, slots: str) -> None:
+    response = await admin.get(f"{URL}replay/", {"slots": slots, "reserved": 0})
+    assert response.status_code == 400
+
+
+def at_once(*lengths: float, is_interactive: bool = True) -> list[Past]:
+    return [Past(0.0, length, is_interactive) for length in lengths]
+
+
+def test_the_replay_of_the_founding_example() -> None:
+    """Four slots, replies of 40, 180, 80 and 120, then 140, 100 and 60: all end at 180."""
+    outcome = replay(at_once(40, 180, 80, 120, 140, 100, 60), slots=4, reserved=0)
+    assert outcome.requests == 7
+    assert (outcome.waited, outcome.longest_s) == (3, 120.0)
+    assert replay(at_once(40, 180, 80, 120), slots=4, reserved=0).waited == 0
+
+
+def test_slots_kept_for_chat_make_scripts_wait_and_people_not() -> None:
+    scripts = at_once(10, 10, is_interactive=False)
+    assert replay(scripts, slots=2, reserved=1).longest_s == 10.0
+    people = [*scripts, Past(1.0, 10, True)]
+    assert replay(people, slots=2, reserved=1).waited == 1
+    # One slot is always left for the others, else they would never start.
+    assert replay(scripts, slots=1, reserved=5).requests == 2
+
+
+def test_waiting_and_preempted_time_is_not_counted_as_work() -> None:
+    log = RequestLog()
+    looks: list[tuple[float, dict[str, Any]]] = [
+        (0.0, info(queue_position=0)),
+        (2.0, info(state="prefill", slot=0)),
+        (3.0, info(state="preempted", queue_position=0)),
+        (7.0, info(state="decode", slot=0)),
+    ]
+    for tick, (now, seen) in enumerate(looks):
+        log.observe([seen], 0, now, tick)
+    log.observe([], 0, 9.0, 9)
+    assert past_requests(log.rows(), 9.0) == [Past(0.0, 3.0, False)]
+
+
+def test_no_requests_are_no_error() -> None:
+    outcome = replay([], slots=4, reserved=0)
+    assert (outcome.requests, outcome.waited, outcome.longest_s, outcome.p95_s) == (0, 0, 0.0, 0.0)
