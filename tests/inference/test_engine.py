@@ -694,6 +694,57 @@ def test_a_shutdown_cuts_off_what_takes_longer_than_its_grace(runner):
     assert runner.is_closed
 
 
+def test_a_step_that_hangs_does_not_hold_up_the_shutdown(runner, monkeypatch):
+    monkeypatch.setattr("inference.engine._HANG_S", 0.01)
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    gate, stepping = threading.Event(), threading.Event()
+
+    def hang(output):
+        stepping.set()
+        gate.wait(DEADLINE_S)
+
+    runner.before_step = hang
+    stream = engine.add_request(make_request(4, 900))
+    assert stepping.wait(DEADLINE_S)
+    engine.shutdown(0.0)
+    assert collect(stream).finish_reason is FinishReason.ERROR
+    gate.set()
+    until(lambda: runner.is_closed)
+
+
+def test_a_change_made_before_the_start_is_applied_first(runner):
+    engine = Engine(fake_config(), runner)
+    engine.tune(slots=2)
+    engine.load()
+    engine.step()
+    assert engine.stats().slots.requested == 2
+
+
+def test_choices_of_one_prompt_share_its_blocks(engine, runner):
+    parent = make_request(100, 5)
+    requests = [
+        parent,
+        *(
+            make_request(parent.prompt_token_ids, 5, fork_of=parent.request_id, owner=parent.owner)
+            for _ in range(2)
+        ),
+    ]
+    streams = [engine.add_request(request) for request in requests]
+    step_out(engine)
+    for stream in streams:
+        assert collect(stream).token_ids == expected_output(parent.prompt_token_ids, 5)
+    assert sum(runner.num_prompt_tokens.values()) == 102
+
+
+def test_the_time_of_the_last_step_shows_whether_the_engine_moves(clock):
+    engine = Engine(fake_config(), FakeRunner(), clock=clock)
+    engine.load()
+    clock.step(engine, 3)
+    assert engine.stats().last_step_s == clock.now_s
+
+
 def test_a_request_accepted_while_the_engine_ends_still_gets_its_end(runner):
     engine = Engine(fake_config(), runner)
     engine.start()
