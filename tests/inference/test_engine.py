@@ -206,6 +206,7 @@ def test_a_prompt_that_can_never_fit_the_pool_is_refused_with_the_numbers(engine
     with pytest.raises(PromptTooLong) as refusal:
         engine.add_request(make_request(size, 1))
     assert (refusal.value.num_prompt_tokens, refusal.value.limit_tokens) == (size, 1023)
+    assert engine.max_len == 1024
     stream = engine.add_request(make_request(20, 2))
     step_out(engine)
     assert len(collect(stream).token_ids) == 2
