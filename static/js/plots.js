@@ -1,12 +1,12 @@
 // Plots of the last 15 minutes (uPlot): thin lines, few ticks, direct labels, units always.
 import uPlot from '../vendor/uplot-1.6.32.esm.js';
 import { token } from './canvas.js';
-import { count, seconds, setText } from './words.js';
+import { count, rate, seconds, setText } from './words.js';
 
 const HEIGHT = 126, SPAN = 15 * 60;
 
 const PLOTS = {
-  speed: { columns: ['decode'], least: 50, fill: true, now: ([speed]) => `${count(speed)} tok/s`, what: 'Tokens written a second' },
+  speed: { columns: ['decode'], least: 50, fill: true, now: ([speed]) => `${rate(speed)} tok/s`, what: 'Tokens written a second' },
   ttft: { columns: ['ttft_p50', 'ttft_p95'], least: 1, labels: ['p50', 'p95'], now: ([p50, p95]) => `p50 ${seconds(p50)} · p95 ${seconds(p95)}`, what: 'Time to first token' },
   queue: { columns: ['waiting'], least: 4, fill: true, step: true, whole: true, now: ([n]) => (n === 1 ? '1 request' : `${count(n)} requests`), what: 'Waiting requests' },
   kv: { columns: ['kv'], least: 100, most: 100, fill: true, now: ([share]) => `${Math.round(share)} %`, what: 'KV memory in use' },

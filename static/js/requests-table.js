@@ -1,5 +1,5 @@
 // The table of requests: stable rows, focus kept, ended rows stay a while, and Kill with a dialog.
-import { count, icon, make, mark, many, seconds, setText, shortId } from './words.js';
+import { count, icon, make, mark, many, rate, seconds, setText, shortId } from './words.js';
 
 // An ended row is shown this long, and as long as it has the focus or the pointer.
 const SHOW_ENDED_S = 6;
@@ -89,7 +89,7 @@ export class RequestsTable {
       from: row.from, slot: row.slot === null || row.slot === undefined || waits ? '–' : String(row.slot + 1),
       prompt: count(row.prompt ?? 0), cached: waits && !row.cached ? '–' : count(row.cached ?? 0), written: row.written ? count(row.written) : '–',
       own: ended ? '–' : waits ? `needs ${count(Math.ceil(((row.prompt ?? 0) + (row.written ?? 0) + 1) / size))}` : count(row.own ?? 0),
-      ttft: seconds(row.ttft), speed: row.speed === null ? '–' : count(row.speed), age: seconds((row.ended ?? this.#model.now) - row.since),
+      ttft: seconds(row.ttft), speed: row.speed === null ? '–' : rate(row.speed), age: seconds((row.ended ?? this.#model.now) - row.since),
     };
     for (const [name, value] of Object.entries(text)) setText(cells[name], value);
     tr.classList.toggle('is-ended', ended);

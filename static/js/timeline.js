@@ -4,12 +4,15 @@ import { fit, hatch, hueToken, shapeOver, token } from './canvas.js';
 import { actualBars, busyShare, median, staticReplay } from './static-replay.js';
 import { seconds, setText } from './words.js';
 
+// Slots past this many are drawn only while something was in them.
+const LEAST_ROWS = 12;
 const SPAN = 120, LANES = 3, LEFT = 58, TOP = 20;
 const DIMMED = 0.16;
 
 export class Timeline {
   #canvas = document.querySelector('#slot-timeline');
   #note = document.querySelector('#timeline-note');
+  #sub = document.querySelector('#slots-title .sub');
   #model; #view = 'actual'; #only = null; #right = 60; #row = 20; #ink = null;
 
   constructor(model) {
@@ -27,8 +30,8 @@ export class Timeline {
   }
 
   draw() {
-    const model = this.#model, actual = actualBars(model), now = model.now, slots = this.#slots(actual, now - SPAN);
-    const replay = staticReplay(actual, slots, now), isStatic = this.#view === 'static';
+    const model = this.#model, actual = actualBars(model), now = model.now, isStatic = this.#view === 'static';
+    const replay = staticReplay(actual, this.#effective, now), slots = this.#slots(isStatic ? replay.bars : actual, now - SPAN);
     const width = this.#canvas.parentElement.clientWidth;
     if (!width) return;
     this.#row = slots <= 14 ? 20 : slots <= 24 ? 17 : 14;
@@ -50,14 +53,18 @@ export class Timeline {
     c.globalAlpha = 1;
     const waiting = isStatic ? replay.waiting : actual.filter((bar) => bar.live && bar.segments.at(-1).phase === QUEUED).map(({ row, came }) => ({ row, came }));
     this.#lanes(c, waiting, X, TOP + slots * this.#row + 6, width);
-    this.#say(actual, replay, slots);
+    this.#say(actual, replay, Math.max(slots, this.#effective));
+    setText(this.#sub, slots < this.#effective ? `last 2 minutes · nothing was in slots ${slots + 1} to ${this.#effective}` : 'last 2 minutes');
   }
 
-  // As many as run now, and those above that were in use within the time that is drawn.
+  // Rows: those in use within the time that is drawn, also above the number of now, and some more.
   #slots(bars, from) {
-    const taken = bars.flatMap((bar) => bar.segments.filter(({ to }) => to > from).map(({ slot }) => slot + 1));
-    return Math.max(1, this.#model.state.slots?.effective ?? 1, ...taken);
+    const spans = bars.flatMap((bar) => bar.segments ?? [{ slot: bar.slot, to: bar.idleUntil }]);
+    const taken = spans.filter(({ to }) => to > from).map(({ slot }) => slot + 1);
+    return Math.max(1, Math.min(this.#effective, LEAST_ROWS), ...taken);
   }
+
+  get #effective() { return this.#model.state.slots?.effective ?? 1; }
 
   #names(bars, slots) {
     const names = Array(slots).fill('');
@@ -99,7 +106,7 @@ export class Timeline {
       c.fillStyle = ink.row;
       c.fillRect(LEFT, y + this.#row - 1, width - LEFT - this.#right, 1);
       c.fillStyle = running[slot] ? ink.text : ink.faint;
-      const closed = slot >= (this.#model.state.slots?.effective ?? slots);
+      const closed = slot >= this.#effective;
       c.fillText(running[slot] || (closed ? 'closed' : isStatic ? 'idle' : 'free'), width - this.#right + 10, middle);
     }
   }

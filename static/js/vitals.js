@@ -1,5 +1,5 @@
 // The header numbers, the banner over the page, and the list of events.
-import { bytes, clock, count, icon, make, many, seconds, setText, svg } from './words.js';
+import { bytes, clock, count, icon, make, many, rate, seconds, setText, svg } from './words.js';
 
 const MOST_PIPS = 40;
 
@@ -57,9 +57,9 @@ export class Vitals {
 
   #speed(state) {
     const total = state.decode_tokens_per_s ?? state.tokens_per_s ?? 0, writing = this.#model.running().filter((row) => row.state === 'decode').length;
-    this.#say('speed', count(total));
+    this.#say('speed', rate(total));
     const reading = state.prefill_tokens_per_s ? `${count(state.prefill_tokens_per_s)} tok/s read` : '';
-    this.#say('speed-why', [writing && total ? `${count(total / writing)} tok/s for each answer` : '', reading].filter(Boolean).join(', ') || 'nothing is written now');
+    this.#say('speed-why', [writing && total ? `${rate(total / writing)} tok/s for each answer` : '', reading].filter(Boolean).join(', ') || 'nothing is written now');
   }
 
   #healthOf(state) {

@@ -2,6 +2,8 @@
 const grouped = new Intl.NumberFormat('en-US', { maximumFractionDigits: 0 });
 export const count = (n) => grouped.format(n);
 
+export const rate = (perSecond) => (perSecond > 0 && perSecond < 9.95 ? perSecond.toFixed(1) : count(perSecond));
+
 export const many = (n, one, several = `${one}s`) => `${count(n)} ${n === 1 ? one : several}`;
 
 // Two significant digits are enough for a time.

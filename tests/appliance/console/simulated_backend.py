@@ -101,10 +101,8 @@ class SimulatedBackend:
         self._waiting: list[SimRequest] = []
         self._events: list[dict[str, Any]] = []
         self._num_requests = 0x3F0
-        self._failed = 0
         self._hits = [0, 0]
         self._ttfts: list[float] = []
-        self._wall_offset = 0.0
 
     # ---- Backend
 
@@ -143,7 +141,7 @@ class SimulatedBackend:
             "itl_s": {"p50": 1 / self._speed, "p95": 1.6 / self._speed},
             "step_host_ms": 0.4,
             "step_forward_ms": 14.2,
-            "totals": {"requests_failed": self._failed},
+            "totals": {"requests_failed": 0},
             "requests": [self._info(r) for r in (*self._running, *self._waiting)],
             "model": {
                 "name": MODEL.name,
