@@ -6,6 +6,8 @@
 #include <atomic>
 #include <vector>
 
+#include "scratch.h"
+
 namespace blockhouse {
 namespace {
 
@@ -31,14 +33,14 @@ int64_t floats_per_split(const AttentionArgs& args) { return args.num_heads * (a
 
 void add_tiles(Plan& plan, const Kernels& kernels, const AttentionArgs& args, AttentionItem item,
                int64_t rows) {
-  const int64_t tiles = divide_up(rows, kernels.query_tile);
+  const int64_t most_rows = kernels.query_rows(args), tiles = divide_up(rows, most_rows);
   // The last rows read most: they go first, so that no thread is left with one at the end.
   for (int64_t tile = tiles - 1; tile >= 0; tile--)
     for (int64_t kv = 0; kv < args.num_kv_heads; kv++) {
       AttentionItem part = item;
-      part.first_row += tile * kernels.query_tile;
-      part.first_position += tile * kernels.query_tile;
-      part.num_rows = std::min(kernels.query_tile, rows - tile * kernels.query_tile);
+      part.first_row += tile * most_rows;
+      part.first_position += tile * most_rows;
+      part.num_rows = std::min(most_rows, rows - tile * most_rows);
       part.context_end = part.first_position + part.num_rows;
       part.kv_head_begin = kv;
       part.kv_head_end = kv + 1;
@@ -91,16 +93,16 @@ void run_attention(const Kernels& kernels, const AttentionArgs& args, const int3
                    const int32_t* query_start_loc, int64_t requests) {
   Plan plan;
   make_plan(plan, kernels, args, seq_lens, query_start_loc, requests);
-  const int64_t scratch = kernels.attention_scratch(args, kernels.query_tile, args.num_heads);
+  const int64_t scratch = kernels.attention_scratch(args);
   const auto count = (int64_t)plan.items.size();
   std::atomic<int64_t> next{0};
   // One unit of work a thread, which then takes items as they come: their costs differ widely.
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> own((size_t)scratch);
+    float* own = thread_scratch(scratch);
     for (int64_t worker = begin; worker < end; worker++)
       for (int64_t i = next++; i < count; i = next++)
-        kernels.attend(args, plan.items[(size_t)i], own.data());
+        kernels.attend(args, plan.items[(size_t)i], own);
   });
   for (const SplitRow& row : plan.split_rows)
     kernels.combine(args, row.partials, row.splits, row.row);

@@ -12,8 +12,10 @@
 namespace blockhouse {
 namespace {
 
-int64_t attention_scratch_rows(const AttentionArgs& args, int64_t, int64_t heads) {
-  return heads * (args.head_dim + 2);
+int64_t query_rows_each(const AttentionArgs&) { return 16; }
+
+int64_t attention_scratch_rows(const AttentionArgs& args) {
+  return args.num_heads * (args.head_dim + 2);
 }
 
 void start_heads(int64_t heads, int64_t dim, float* acc, float* maximum, float* sum) {

@@ -28,7 +28,7 @@ constexpr Kernels avx512_kernels() {
   kernels.rope_and_write = rope_and_write;
   kernels.silu_and_mul = silu_and_mul;
   kernels.attention_scratch = attention_scratch_rows;
-  kernels.query_tile = 16;
+  kernels.query_rows = query_rows_each;
   kernels.attend = attend_rows;
   kernels.combine = combine;
   kernels.tile_columns = kColumns;

@@ -43,7 +43,7 @@ constexpr Kernels generic_kernels(const char* id, const char* title) {
   kernels.rope_and_write = rope_and_write;
   kernels.silu_and_mul = silu_and_mul;
   kernels.attention_scratch = attention_scratch_rows;
-  kernels.query_tile = 16;
+  kernels.query_rows = query_rows_each;
   kernels.attend = attend_rows;
   kernels.combine = combine;
   kernels.tile_columns = kLanes;

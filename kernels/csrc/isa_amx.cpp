@@ -1,5 +1,6 @@
 // Kernels for x86 with AMX bf16 tiles beside AVX-512 BF16; build.py gives this file its flags.
 #include "avx512_kernels.h"
+#include "attention_amx.h"
 #include "quant_amx.h"
 
 namespace blockhouse {
@@ -9,6 +10,9 @@ constexpr Kernels amx_kernels() {
   Kernels kernels = avx512_kernels();
   kernels.id = "amx";
   kernels.title = "AMX BF16";
+  kernels.query_rows = amx_query_rows;
+  kernels.attention_scratch = amx_attention_scratch;
+  kernels.attend = amx_attend;
   kernels.quant_row_limit = INT64_MAX;
   kernels.packs_dense = true;
   kernels.quant_prepared_size = amx_prepared_size;

@@ -106,9 +106,8 @@ struct Kernels {
   // gate_up: [rows, 2 * width]; out: [rows, width]
   void (*silu_and_mul)(const void* gate_up, void* out, int64_t width, int64_t begin, int64_t end);
 
-  // Floats of scratch that `attend` needs for a range of `heads` query heads and `rows` rows.
-  int64_t (*attention_scratch)(const AttentionArgs&, int64_t rows, int64_t heads);
-  int64_t query_tile;  // most rows that an item may have
+  int64_t (*query_rows)(const AttentionArgs&);         // most rows that an item may have
+  int64_t (*attention_scratch)(const AttentionArgs&);  // floats that `attend` needs
   void (*attend)(const AttentionArgs&, const AttentionItem&, float* scratch);
   // Joins the partial results of one row: [splits, heads, head_dim + 2] into out row.
   void (*combine)(const AttentionArgs&, const float* partial, int64_t splits, int64_t row);

@@ -6,7 +6,8 @@
 #include <ATen/ops/linear.h>
 
 #include <limits>
-#include <vector>
+
+#include "scratch.h"
 
 namespace blockhouse {
 namespace {
@@ -28,15 +29,6 @@ const c10::TypedOperatorHandle<Op>* find_op(const char* name) {
 
 // Rows that the dense pack is laid out for.
 constexpr int64_t kPackRows = 16;
-
-// Kept from call to call, aligned for tiles and vectors.
-float* thread_scratch(int64_t floats) {
-  thread_local std::vector<float> kept;
-  constexpr size_t kAlign = 64;
-  if (kept.size() < (size_t)floats + kAlign) kept.resize((size_t)floats + kAlign);
-  const auto address = (uintptr_t)kept.data();
-  return (float*)((address + kAlign - 1) / kAlign * kAlign);
-}
 
 }  // namespace
 

@@ -1,0 +1,18 @@
+// Memory of a thread that is kept from call to call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace blockhouse {
+
+// Aligned for tiles and vectors; what it held before is lost, and what it holds now is anything.
+inline float* thread_scratch(int64_t floats) {
+  constexpr size_t kAlign = 64;
+  thread_local std::vector<float> kept;
+  if (kept.size() < (size_t)floats + kAlign) kept.resize((size_t)floats + kAlign);
+  const auto address = (uintptr_t)kept.data();
+  return (float*)((address + kAlign - 1) / kAlign * kAlign);
+}
+
+}  // namespace blockhouse
