@@ -218,7 +218,7 @@ def suites(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         ("tests", [*pytest, "tests", "--ignore=tests/e2e"]),
         (
             "web tests on PostgreSQL and Redis",
-            [*pytest, "-p", "tests.team_services", "tests/appliance"],
+            [*pytest, "-p", "tests.team_services", "-m", "not e2e", "tests/appliance"],
         ),
         ("end-to-end tests", [*pytest, "tests/e2e"]),
     ]

@@ -32,6 +32,7 @@ class Server:
     lines: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     _seen: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    _reader: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -72,7 +73,8 @@ class Server:
             text=True,
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.wait_for_line(r"^ready: ")
         return self
 
@@ -110,3 +112,8 @@ class Server:
             self.process.kill()
             self.process.wait()
             raise
+        finally:
+            assert self._reader is not None
+            self._reader.join(10)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
