@@ -7,6 +7,7 @@ closed with 1012 so that pages come back by themselves; the worker ends; the exi
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -117,6 +118,9 @@ class ApplianceServer:
                 self._exit_status = 1
                 return False
             if (await readiness()).is_ready:
+                # What is loaded stays: a full collection over it would hold up every stream.
+                gc.collect()
+                gc.freeze()
                 self._say(f"ready: {self._url}")
                 return True
             progress, doing = state.get("progress") or (0.0, "")
