@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "appliance.chat",
     "appliance.api",
     "appliance.console",
+    "appliance.capacity",
 ]
 
 MIDDLEWARE = [
@@ -145,6 +146,10 @@ CELERY_BEAT_SCHEDULE = {
         "task": "appliance.quotas.tasks.heal_reservations",
         "schedule": 300.0,
     },
+    "heal-capacity-tests": {
+        "task": "appliance.capacity.tasks.heal_capacity",
+        "schedule": 30.0,
+    },
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")
 
@@ -214,6 +219,9 @@ APPLIANCE_PORT = env.env_int("APPLIANCE_PORT", 8000, low=1, high=65535)
 # `serve` replaces this by the names that the exposure settings declare; never "*".
 APPLIANCE_ALLOWED_HOSTS = env.env_list("APPLIANCE_ALLOWED_HOSTS")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *APPLIANCE_ALLOWED_HOSTS]
+
+# Pages that may call the API from a browser; their users still need a key.
+APPLIANCE_CORS_ORIGINS = frozenset(env.env_origins("APPLIANCE_CORS_ORIGINS"))
 
 # ---- engine
 

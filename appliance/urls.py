@@ -8,6 +8,7 @@ urlpatterns = [
     path("", include("appliance.account_page.urls")),
     path("", include("appliance.api.urls")),
     path("", include("appliance.console.api_urls")),
+    path("console/capacity/", include("appliance.capacity.urls")),
     path("console/", include("appliance.console.urls")),
     path("", include("appliance.chat.urls")),
 ]

@@ -23,6 +23,10 @@ class ApiKey(models.Model):
     scopes = models.JSONField(default=list)
     # Model names; empty means every model.
     allowed_models = models.JSONField(default=list, blank=True)
+    # What its requests are booked and queued as; see `appliance.serving.types`. Other than "api"
+    # only for keys that the server makes for itself.
+    source = models.CharField(max_length=20, default="api")
+    generation_class = models.CharField(max_length=20, default="api")
     created_at = models.DateTimeField(default=timezone.now)
     # None: no end.
     expires_at = models.DateTimeField(null=True, blank=True)

@@ -34,6 +34,8 @@ def api_key_issue(
     expires_in: timedelta | None = None,
     *,
     allowed_models: Sequence[str] = (),
+    source: str = "api",
+    generation_class: str = "api",
 ) -> tuple[ApiKey, str]:
     """Make a key; returns it with the secret, which cannot be shown again.
 
@@ -64,6 +66,8 @@ def api_key_issue(
         name=name,
         scopes=[scope for scope in SCOPES if scope in scopes],
         allowed_models=list(allowed_models),
+        source=source,
+        generation_class=generation_class,
         created_at=now,
         expires_at=now + expires_in if expires_in else None,
     )

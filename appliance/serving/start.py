@@ -49,6 +49,28 @@ def data_dir_lock(data_dir: Path) -> Iterator[None]:
         yield
 
 
+def address_write(data_dir: Path, host: str, port: int) -> None:
+    """Tell this machine's other processes of the same data folder where the server listens."""
+    address = parse_address(host.strip("[]"))
+    if address is not None and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    (data_dir / "serve.address").write_text(url_of(host, port, ()), encoding="ascii")
+
+
+def address_read(data_dir: Path) -> tuple[str, int] | None:
+    """URL and process id of the server that runs on this data folder; None when none runs."""
+    try:
+        with (data_dir / "serve.lock").open("r", encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                url = (data_dir / "serve.address").read_text(encoding="ascii").strip()
+                return url, int(lock.read(20))
+    except (OSError, ValueError):
+        return None
+    return None
+
+
 def require_schema() -> None:
     """The database must answer and have every table of this version."""
     try:

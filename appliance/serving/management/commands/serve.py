@@ -9,11 +9,17 @@ from appliance.accounts.services import setup_link_create
 from appliance.env import env_is_set
 from appliance.errors import BadRequest
 from appliance.exposure.models import ExposureSettings
-from appliance.exposure.policy import policy_install
-from appliance.exposure.services import exposure_check, exposure_policy, exposure_settings
+from appliance.exposure.services import exposure_check, exposure_install, exposure_settings
 from appliance.quotas.services import quota_heal
 from appliance.serving.live_settings import apply_saved, saved_settings
-from appliance.serving.start import StartRefused, data_dir_lock, listen, require_schema, url_of
+from appliance.serving.start import (
+    StartRefused,
+    address_write,
+    data_dir_lock,
+    listen,
+    require_schema,
+    url_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +66,10 @@ class Command(BaseCommand):
     def _serve(self, options: dict[str, Any]) -> int:
         require_schema()
         exposure = self._exposure(options)
-        policy = exposure_policy(exposure)
-        policy_install(policy)
+        policy = exposure_install(exposure)
         listening = listen(exposure.bind_host, exposure.port)
         url = url_of(exposure.bind_host, exposure.port, policy.hosts)
+        address_write(settings.DATA_DIR, exposure.bind_host, exposure.port)
         self._say_settings(exposure, options)
         if healed := quota_heal(all_others=True):
             logger.info("gave back the tokens of %s answers that a stop cut off", healed)

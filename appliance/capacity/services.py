@@ -1,0 +1,164 @@
+"""Start, follow and end capacity tests. One at a time; one that died is told so. Blocking."""
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from kombu.exceptions import OperationalError as BrokerError
+
+from appliance.accounts.models import User
+from appliance.api_keys.models import ApiKey
+from appliance.api_keys.services import api_key_issue, api_key_revoke
+from appliance.capacity.figures import Level
+from appliance.capacity.models import CapacityLevel, CapacityRun
+from appliance.capacity.plan import Plan
+from appliance.capacity.probe import SOURCE
+from appliance.capacity.selectors import mix_named
+from appliance.errors import Conflict, EngineUnavailable, NotFound
+from appliance.serving.start import address_read
+
+logger = logging.getLogger(__name__)
+
+KEY_NAME = "Capacity test"
+# Longer than any test; the key is revoked at the test's end, this is for one that died.
+KEY_LIFE = timedelta(hours=3)
+# A worker that has not said for this long that it lives is dead.
+DEAD_AFTER = timedelta(seconds=30)
+# A worker takes a test at once. The page says after this long that none has.
+SLOW_PICK_UP = timedelta(seconds=5)
+NEVER_PICKED_UP = timedelta(minutes=2)
+
+_Status = CapacityRun.Status
+
+
+def run_start(plan: Plan, by: User) -> CapacityRun:
+    """Write the test down and hand it to the worker.
+
+    Raises BadRequest for a mix that there is not, Conflict when a test runs, EngineUnavailable
+    when the worker's queue does not take it.
+    """
+    from appliance.capacity.tasks import run_capacity
+
+    mix = mix_named(plan.mix)
+    runs_heal()
+    facts = {"median_prompt": mix.median_prompt, "median_answer": mix.median_answer}
+    try:
+        with transaction.atomic():
+            run = CapacityRun.objects.create(
+                started_by=by, started_by_name=by.username, plan=plan.as_dict(), facts=facts
+            )
+    except IntegrityError as exc:
+        raise Conflict("A test is running. Wait for its end, or stop it first.") from exc
+    try:
+        run_capacity.delay(run.pk)
+    except (BrokerError, OSError) as exc:
+        logger.warning("the task queue does not take the capacity test: %s", exc)
+        run_end(run.pk, _Status.FAILED, "The task queue does not answer.")
+        raise EngineUnavailable(
+            "The test cannot start: the task queue does not answer. Check Redis, or the data "
+            "folder's free space, and try again."
+        ) from exc
+    return run
+
+
+def run_of(run_id: int) -> CapacityRun:
+    """Raises NotFound."""
+    run = CapacityRun.objects.filter(pk=run_id).first()
+    if run is None:
+        raise NotFound("There is no such test.")
+    return run
+
+
+def run_stop(run_id: int, by: User) -> None:
+    """End the test soon; what was measured is kept. Does nothing when it has ended."""
+    reason = f"{by.username} stopped it."
+    waiting = CapacityRun.objects.filter(pk=run_id, status=_Status.QUEUED)
+    stopped = {"status": _Status.STOPPED, "is_open": False, "ended_at": timezone.now()}
+    if not waiting.update(**stopped, reason=reason):
+        CapacityRun.objects.filter(pk=run_id, is_open=True).update(stop_asked=True, reason=reason)
+
+
+def run_claim(run_id: int) -> CapacityRun | None:
+    """For the worker: the test if nobody took it yet. A task delivered twice gets None (D06)."""
+    now = timezone.now()
+    claimed = CapacityRun.objects.filter(pk=run_id, status=_Status.QUEUED).update(
+        status=_Status.RUNNING, started_at=now, alive_at=now
+    )
+    return CapacityRun.objects.select_related("started_by").get(pk=run_id) if claimed else None
+
+
+def run_progress(run_id: int, progress: Mapping[str, Any]) -> str | None:
+    """Say that the worker lives; returns why the test must end, if it must."""
+    row = CapacityRun.objects.filter(pk=run_id)
+    row.filter(is_open=True).update(progress=dict(progress), alive_at=timezone.now())
+    run = row.only("stop_asked", "is_open", "reason").first()
+    if run is None or not run.is_open:
+        return "It was given up, as its worker did not answer."
+    return run.reason if run.stop_asked else None
+
+
+def run_level_save(run_id: int, level: Level) -> None:
+    CapacityLevel.objects.update_or_create(
+        run_id=run_id, users=level.users, defaults={"figures": level.as_dict()}
+    )
+
+
+def run_slots_held(run_id: int, held: Mapping[str, Any] | None) -> None:
+    CapacityRun.objects.filter(pk=run_id).update(slots=held)
+
+
+def run_end(run_id: int, status: str, reason: str = "") -> None:
+    """Once: the first end stays. The key goes in any case."""
+    CapacityRun.objects.filter(pk=run_id, is_open=True).update(
+        status=status, reason=reason, is_open=False, ended_at=timezone.now()
+    )
+    key_id = CapacityRun.objects.filter(pk=run_id).values_list("key_id", flat=True).first()
+    key = ApiKey.objects.filter(pk=key_id).first()
+    if key is not None:
+        api_key_revoke(key)
+
+
+def run_delete(run_id: int) -> None:
+    """Raises Conflict while it runs."""
+    if CapacityRun.objects.filter(pk=run_id, is_open=True).exists():
+        raise Conflict("The test is running. Stop it first.")
+    CapacityRun.objects.filter(pk=run_id).delete()
+
+
+def runs_heal() -> None:
+    """Fail tests whose worker died, or that no worker took. Safe at any time (D06)."""
+    now = timezone.now()
+    dead = CapacityRun.objects.filter(status=_Status.RUNNING, alive_at__lt=now - DEAD_AFTER)
+    for run_id in dead.values_list("pk", flat=True):
+        run_end(run_id, _Status.FAILED, "The background worker ended in the middle of it.")
+    left = CapacityRun.objects.filter(status=_Status.QUEUED, created_at__lt=now - NEVER_PICKED_UP)
+    for run_id in left.values_list("pk", flat=True):
+        run_end(run_id, _Status.FAILED, "No background worker took it up.")
+
+
+def key_issue(owner: User, *, is_low_priority: bool) -> tuple[ApiKey, str]:
+    """A key of the test's own. Raises NotAllowed when `owner` is no admin."""
+    return api_key_issue(
+        owner,
+        KEY_NAME,
+        ("chat", "models", "admin"),
+        KEY_LIFE,
+        source=SOURCE,
+        generation_class="background" if is_low_priority else "api",
+    )
+
+
+def own_server() -> tuple[str, int]:
+    """`…/v1` and process id of the server on this data folder. Raises EngineUnavailable."""
+    found = address_read(settings.DATA_DIR)
+    if found is None:
+        raise EngineUnavailable(
+            f"No server runs on the data folder {settings.DATA_DIR}. Start one with "
+            "manage.py serve, or name another with --url."
+        )
+    url, pid = found
+    return f"{url.rstrip('/')}/v1", pid
