@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
@@ -75,6 +76,22 @@ def env_path(name: str, default: Path) -> Path:
 def env_list(name: str) -> list[str]:
     """Comma-separated values, blanks dropped."""
     return [part.strip() for part in (_get(name) or "").split(",") if part.strip()]
+
+
+def env_origins(name: str) -> list[str]:
+    """Comma-separated origins, each exactly as a browser sends it: scheme, host, port."""
+    origins = env_list(name)
+    for origin in origins:
+        parts = urlsplit(origin)
+        made = f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme not in ("http", "https") or origin != made or origin != origin.lower():
+            raise EnvError(
+                f"{name} has {origin!r}; allowed are origins such as https://tools.example:8443, "
+                "in small letters and without a path."
+            )
+        if not parts.hostname or "*" in origin or "@" in origin:
+            raise EnvError(f"{name} has {origin!r}; name each host in full.")
+    return origins
 
 
 def env_secret(name: str, make: Callable[[], str]) -> str:

@@ -39,7 +39,6 @@ INSTALLED_APPS = [
     "appliance.chat",
     "appliance.api",
     "appliance.console",
-    "appliance.capacity",
 ]
 
 MIDDLEWARE = [
@@ -145,10 +144,6 @@ CELERY_BEAT_SCHEDULE = {
     "heal-reservations": {
         "task": "appliance.quotas.tasks.heal_reservations",
         "schedule": 300.0,
-    },
-    "heal-capacity-tests": {
-        "task": "appliance.capacity.tasks.heal_capacity",
-        "schedule": 30.0,
     },
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")

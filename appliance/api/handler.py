@@ -13,6 +13,7 @@ from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from appliance.api.cors import CorsHeaders
 from appliance.api.envelope import enveloped, error_response
 from appliance.errors import BadRequest
 
@@ -48,7 +49,7 @@ class ApiPaths:
     """ASGI: what is under /v1 goes to `api`, the rest to `pages`."""
 
     def __init__(self, api: App, pages: App) -> None:
-        self.api = api
+        self.api = CorsHeaders(api)
         self.pages = pages
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:

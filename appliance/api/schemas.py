@@ -103,6 +103,15 @@ class CompletionBody(Generate):
     suffix: str | None = None
 
 
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+class EmbeddingsBody(Body):
+    model: str
+
+
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None

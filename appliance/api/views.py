@@ -16,7 +16,14 @@ from appliance.api.dialect import (
 )
 from appliance.api.envelope import exception_response, json_response
 from appliance.api.reply import Reply, reply_collect, reply_open
-from appliance.api.schemas import ChatBody, CompletionBody, Generate, TokenizeBody
+from appliance.api.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    Generate,
+    TokenizeBody,
+)
 from appliance.api.sse import EventStream, Frames, event_stream
 from appliance.api.translate import (
     chat_requests,
@@ -25,7 +32,7 @@ from appliance.api.translate import (
     model_check,
     tokenize_request,
 )
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, BadRequest
 from appliance.serving.gateway import get_backend
 from appliance.serving.types import ModelInfo
 
@@ -115,6 +122,27 @@ async def tokenize(request: HttpRequest) -> HttpResponseBase:
             "max_model_len": loaded_model().context_tokens,
             "tokens": list(prepared.token_ids),
         }
+    )
+
+
+@api.post("/detokenize", auth=KeyAuth("chat"))
+async def detokenize(request: HttpRequest) -> HttpResponseBase:
+    """The text of tokens, control tokens written out. Costs nothing."""
+    body = await body_read(request, DetokenizeBody)
+    if body.model is not None:
+        model_check(body.model, request.auth)
+    return json_response({"prompt": await get_backend().detokenize(body.tokens)})
+
+
+@api.post("/embeddings", auth=KeyAuth("chat"))
+async def embeddings(request: HttpRequest) -> HttpResponseBase:
+    """Always refused: what is served here writes text."""
+    body = await body_read(request, EmbeddingsBody)
+    model = model_check(body.model, request.auth)
+    raise BadRequest(
+        f"The model {model.name!r} makes text, no embeddings. Ask a server with an embedding "
+        "model for them.",
+        param="model",
     )
 
 

@@ -51,6 +51,9 @@ class Backend(Protocol):
     async def prepare(self, request: GenerationRequest) -> Prepared:
         """Template, tokenise and check. Raises BadRequest and its kinds, EngineUnavailable."""
 
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, control tokens written out. Raises BadRequest, EngineUnavailable."""
+
     async def generate(self, prepared: Prepared) -> TokenStream:
         """Queue it. Raises QueueIsFull, EngineUnavailable."""
 

@@ -24,6 +24,7 @@ from appliance.errors import (
     ModelNotFound,
     QueueIsFull,
 )
+from appliance.serving.engine_state import engine_state, fields_of
 from appliance.serving.engine_stream import EngineStream
 from appliance.serving.types import (
     Delta,
@@ -169,6 +170,7 @@ class EngineBackend:
         self._lock = threading.Lock()
         # Set once, by the loading thread.
         self._engine: Engine | None = None
+        self._tokenizer: Tokenizer | None = None
         self._generator: TextGenerator | None = None
         self._model: ModelInfo | None = None
         self._is_stopping = False
@@ -222,6 +224,7 @@ class EngineBackend:
                 engine, tokenizer, ChatTemplate.from_dir(model_dir, tokenizer)
             )
             engine.wait_ready(threading.TIMEOUT_MAX)
+            self._tokenizer = tokenizer
             self._generator, self._model = generator, _model_info(engine)
         except (engine_errors.InferenceError, OSError) as exc:
             if not self._is_stopping:
@@ -243,10 +246,7 @@ class EngineBackend:
     async def prepare(self, request: GenerationRequest) -> EnginePrepared:
         generator, model = self._generator, self.model
         if generator is None or model is None:
-            raise EngineUnavailable(
-                _LOADING if self._error is None else "The model could not be loaded.",
-                retry_after_s=_LOADING_RETRY_S,
-            )
+            raise self._not_ready()
         if request.model is not None and request.model != model.name:
             raise ModelNotFound(
                 f"There is no model {request.model[:100]!r} here; {model.name!r} is served.",
@@ -260,6 +260,18 @@ class EngineBackend:
             return EnginePrepared(request, params, await generator.prepare(prompt, params))
         except engine_errors.InferenceError as exc:
             raise appliance_error(exc) from exc
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        tokenizer, model = self._tokenizer, self.model
+        if tokenizer is None or model is None:
+            raise self._not_ready()
+        for token_id in token_ids:
+            if not 0 <= token_id < model.vocab_size:
+                raise BadRequest(
+                    f"There is no token {token_id}; 0 to {model.vocab_size - 1} is allowed.",
+                    param="tokens",
+                )
+        return await asyncio.to_thread(tokenizer.decode, token_ids, show_special=True)
 
     async def generate(self, prepared: EnginePrepared) -> EngineStream:
         generator, engine = self._generator, self._engine
@@ -289,6 +301,12 @@ class EngineBackend:
             raise appliance_error(exc) from exc
         return EngineStream(stream, lambda: engine.abort(request_id), _event)
 
+    def _not_ready(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            _LOADING if self._error is None else "The model could not be loaded.",
+            retry_after_s=_LOADING_RETRY_S,
+        )
+
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         engine = self._engine
         if engine is None:
@@ -297,18 +315,18 @@ class EngineBackend:
 
     def state(self) -> Mapping[str, Any]:
         model = self.model
-        return _state(self._stats(), None if model is None else _fields(model))
+        return engine_state(self._stats(), None if model is None else fields_of(model))
 
     def block_map(self) -> Mapping[str, Any]:
         engine = self._engine
         if engine is None:
             return {"step": 0, "cells": [], "holders": [], "partial": {}, "token_start": {}}
-        found = _fields(engine.block_map())
+        found = fields_of(engine.block_map())
         return {"step": found.pop("step_id"), **found}
 
     def events_since(self, event_id: int) -> Sequence[Mapping[str, Any]]:
         engine = self._engine
-        return [] if engine is None else [_fields(e) for e in engine.events_since(event_id)]
+        return [] if engine is None else [fields_of(e) for e in engine.events_since(event_id)]
 
     def tune(self, changes: Mapping[str, Any]) -> None:
         for name, value in changes.items():
@@ -355,34 +373,3 @@ def _model_info(engine: Engine) -> ModelInfo:
         loaded_at=int(time.time()),
         notice=info.notice,
     )
-
-
-def _state(stats: EngineStats, model: Mapping[str, Any] | None) -> dict[str, Any]:
-    """See README.md for the meaning of every key."""
-    return {
-        "state": stats.state,
-        "progress": stats.progress,
-        "error": stats.error,
-        "step": stats.step_id,
-        "slots": _fields(stats.slots),
-        "settings": {name: _fields(setting) for name, setting in stats.settings.items()},
-        "running": stats.num_running,
-        "waiting": stats.num_waiting,
-        "kv": _fields(stats.kv),
-        "prefill_tokens_per_s": stats.prefill_tokens_per_s,
-        "decode_tokens_per_s": stats.decode_tokens_per_s,
-        "tokens_per_s": stats.decode_tokens_per_s,
-        "cache_hit_rate": stats.cache_hit_rate,
-        "ttft_s": dict(stats.ttft_s),
-        "itl_s": dict(stats.itl_s),
-        "step_host_ms": stats.step_host_ms,
-        "step_forward_ms": stats.step_forward_ms,
-        "totals": dict(stats.totals),
-        "requests": [_fields(request) for request in stats.requests],
-        "model": model,
-    }
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    """Field -> value, one level deep: `asdict` would copy everything below as well."""
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

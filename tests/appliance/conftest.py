@@ -6,10 +6,24 @@ from django.contrib.auth.models import Group
 from django.contrib.sessions.models import Session
 from django.core.cache import cache
 from django.db import connections
+from django.test.utils import setup_databases, teardown_databases
 
 from appliance.accounts.models import User
 from appliance.quotas.models import UsageRecord
 from tests.appliance.base import make_alice, make_bob, make_charlie
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> Iterator[None]:
+    """The test database, also when every chosen test uses `committed_db` alone.
+
+    pytest-django makes it only for tests that have its own mark or fixtures.
+    """
+    with django_db_blocker.unblock():
+        made = setup_databases(verbosity=0, interactive=False)
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(made, verbosity=0)
 
 
 @pytest.fixture

@@ -139,6 +139,11 @@ class FakeBackend:
         wanted = request.options.max_tokens or left
         return FakePrepared(request, prompt_tokens, min(wanted, left))
 
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        if any(not 0 <= token_id < MODEL.vocab_size for token_id in token_ids):
+            raise BadRequest("There is no such token.", param="tokens")
+        return " ".join(f"w{token_id}" for token_id in token_ids)
+
     async def generate(self, prepared: FakePrepared) -> FakeStream:
         self.requests.append(prepared.request)
         stream = FakeStream(

@@ -70,10 +70,14 @@ class Answer:
             found.append(orjson.loads(data) if is_json else data.decode())
         return found
 
-    async def json(self) -> Any:
+    async def ended(self) -> "Answer":
         while await self.chunk() is not None:
             pass
         await asyncio.wait_for(self._task, DEADLINE_S)
+        return self
+
+    async def json(self) -> Any:
+        await self.ended()
         return orjson.loads(self.body)
 
     async def leave(self) -> None:
