@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "appliance.chat",
     "appliance.api",
     "appliance.console",
+    "appliance.capacity",
 ]
 
 MIDDLEWARE = [
@@ -144,6 +145,10 @@ CELERY_BEAT_SCHEDULE = {
     "heal-reservations": {
         "task": "appliance.quotas.tasks.heal_reservations",
         "schedule": 300.0,
+    },
+    "heal-capacity-tests": {
+        "task": "appliance.capacity.tasks.heal_capacity",
+        "schedule": 30.0,
     },
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")

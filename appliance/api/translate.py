@@ -54,7 +54,7 @@ def chat_requests(body: ChatBody, key: ApiKey) -> list[GenerationRequest]:
             caller=_caller(key),
             messages=messages,
             options=choice_options,
-            generation_class="api",
+            generation_class=key.generation_class,
             model=model.name,
         )
         for choice_options in _per_choice(options, _num_choices(body), _chat_logprobs(body))
@@ -87,7 +87,7 @@ def completion_requests(body: CompletionBody, key: ApiKey) -> list[GenerationReq
             caller=_caller(key),
             prompt=prompt,
             options=choice_options,
-            generation_class="api",
+            generation_class=key.generation_class,
             model=model.name,
         )
         for prompt in prompts
@@ -263,7 +263,7 @@ def _caller(key: ApiKey) -> Caller:
     return Caller(
         user_id=key.owner_id,
         username=key.owner.username,
-        source="api",
+        source=key.source,
         key_id=key.pk,
         key_prefix=key.prefix,
     )
