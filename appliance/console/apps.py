@@ -7,8 +7,11 @@ class ConsoleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from appliance.accounts.acts import acts_listen
+        from appliance.console.audit import act_record
         from appliance.serving.gateway import gateway_when_serving
 
+        acts_listen(act_record)
         gateway_when_serving(keep_history)
 
 

@@ -11,11 +11,11 @@ class AuditRecord(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
     actor_name = models.CharField(max_length=150)
-    # request.kill or engine.tune
+    # noun.verb: see audit.py
     action = models.CharField(max_length=40)
-    # The request's id, or the names of the settings.
+    # The request's id, the names of the settings, the user's or the key's name.
     target = models.CharField(max_length=200)
-    # request.kill: owner. engine.tune: {"before": {...}, "after": {...}}.
+    # A change has {"before": {...}, "after": {...}}.
     detail = models.JSONField(default=dict)
 
     class Meta:

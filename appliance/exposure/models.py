@@ -20,3 +20,18 @@ class ExposureSettings(models.Model):
 
     def __str__(self) -> str:
         return f"{self.bind_host}:{self.port}"
+
+
+class ExposureTrial(models.Model):
+    """A change that is taken back at `ends_at` unless an admin keeps it: at most one row."""
+
+    # The changed fields as they were, and as they are on trial.
+    before = models.JSONField()
+    after = models.JSONField()
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    ends_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.after)} until {self.ends_at}"

@@ -5,6 +5,7 @@ plain ASGI server) it follows the boot settings: the allowed hosts, any network,
 """
 
 import ipaddress
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,21 +63,31 @@ def parse_address(text: str) -> Address | None:
 
 
 _installed: ExposurePolicy | None = None
+# While a change is on trial: when it ends (monotonic seconds) and what then holds again.
+_trial: tuple[float, ExposurePolicy] | None = None
+_bound_host: str | None = None
 
 
-def policy_install(policy: ExposurePolicy) -> None:
-    """Check every further request and socket by `policy`."""
-    global _installed
+def policy_install(
+    policy: ExposurePolicy, *, for_s: float | None = None, then: ExposurePolicy | None = None
+) -> None:
+    """Check every further request and socket by `policy`; after `for_s` seconds by `then`."""
+    global _installed, _trial
     _installed = policy
+    _trial = None
+    if for_s is not None and then is not None:
+        _trial = (time.monotonic() + for_s, then)
     settings.ALLOWED_HOSTS = list(policy.hosts)
 
 
 def policy_remove() -> None:
-    global _installed
-    _installed = None
+    global _installed, _trial, _bound_host
+    _installed = _trial = _bound_host = None
 
 
 def policy_current() -> ExposurePolicy:
+    if _trial is not None and time.monotonic() >= _trial[0]:
+        policy_install(_trial[1])
     if _installed is not None:
         return _installed
     return ExposurePolicy(
@@ -85,3 +96,14 @@ def policy_current() -> ExposurePolicy:
         proxies=(),
         max_body_bytes=settings.DATA_UPLOAD_MAX_MEMORY_SIZE,
     )
+
+
+def bound_to(host: str) -> None:
+    """Note the address that this process listens on; settings of the next start may say another."""
+    global _bound_host
+    _bound_host = host
+
+
+def bound_host() -> str | None:
+    """None when this process was not told where it listens."""
+    return _bound_host
