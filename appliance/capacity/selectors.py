@@ -88,3 +88,8 @@ def run_as_dict(run: CapacityRun) -> dict[str, Any]:
         "knee": advice.knee,
         "advice": f"{advice.title}. {advice.text}",
     }
+
+
+def runs_shown() -> list[CapacityRun]:
+    """The newest tests, with their levels."""
+    return list(CapacityRun.objects.prefetch_related("level_rows")[:SHOWN_RUNS])

@@ -122,13 +122,6 @@ def run_end(run_id: int, status: str, reason: str = "") -> None:
         api_key_revoke(key)
 
 
-def run_delete(run_id: int) -> None:
-    """Raises Conflict while it runs."""
-    if CapacityRun.objects.filter(pk=run_id, is_open=True).exists():
-        raise Conflict("The test is running. Stop it first.")
-    CapacityRun.objects.filter(pk=run_id).delete()
-
-
 def runs_heal() -> None:
     """Fail tests whose worker died, or that no worker took. Safe at any time (D06)."""
     now = timezone.now()

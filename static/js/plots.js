@@ -1,6 +1,7 @@
 // Plots of the last 15 minutes (uPlot): thin lines, few ticks, direct labels, units always.
 import uPlot from '../vendor/uplot-1.6.32.esm.js';
 import { token } from './canvas.js';
+import { niceTop } from './chart-scale.js';
 import { count, rate, seconds, setText } from './words.js';
 
 const HEIGHT = 126, SPAN = 15 * 60;
@@ -11,13 +12,6 @@ const PLOTS = {
   queue: { columns: ['waiting'], least: 4, fill: true, step: true, whole: true, now: ([n]) => (n === 1 ? '1 request' : `${count(n)} requests`), what: 'Waiting requests' },
   kv: { columns: ['kv'], least: 100, most: 100, fill: true, now: ([share]) => `${Math.round(share)} %`, what: 'KV memory in use' },
 };
-
-// A round number at or above the highest value: 1, 1.5, 2, 3, 4, 6, 8 times a power of ten.
-export function niceTop(value, least, whole) {
-  const high = Math.max(value, least), power = 10 ** Math.floor(Math.log10(high));
-  const top = [1, 1.5, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= high * 1.04 || step === high) ?? high;
-  return whole && top % 2 ? top + 1 : top;
-}
 
 export class Plots {
   #model; #plots = new Map(); #drawnAt = -1;

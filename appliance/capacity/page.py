@@ -1,0 +1,131 @@
+"""A test as the page shows it: words and rows, ready for the template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.utils import timezone
+
+from appliance.capacity.figures import Level
+from appliance.capacity.mix import NAMES
+from appliance.capacity.models import CapacityRun
+from appliance.capacity.plan import Plan
+from appliance.capacity.recommend import Advice, faults, number, seconds
+from appliance.capacity.selectors import advice_of, levels_of
+from appliance.capacity.services import SLOW_PICK_UP
+from appliance.capacity.table import gibibytes
+from appliance.errors import EngineUnavailable
+from appliance.serving.gateway import get_backend
+
+
+def engine_state() -> Mapping[str, Any]:
+    """The engine's state; empty without one."""
+    try:
+        return get_backend().state()
+    except EngineUnavailable:
+        return {}
+
+
+def slots_now(state: Mapping[str, Any]) -> int | None:
+    return (state.get("slots") or {}).get("effective")
+
+
+def shown(run: CapacityRun, now: int | None) -> dict[str, Any]:
+    """Everything about one test."""
+    levels, plan = levels_of(run), Plan.from_dict(run.plan)
+    advice = advice_of(run, levels, now)
+    return {
+        "run": run,
+        "advice": advice,
+        "mix": NAMES.get(plan.mix, plan.mix),
+        "rows": [_row(level, plan, advice) for level in levels],
+        "can_apply": advice.users is not None and advice.users != now,
+        "chart": chart(levels, plan, advice),
+    }
+
+
+def listed(run: CapacityRun) -> dict[str, Any]:
+    """One line of the list of tests."""
+    users = advice_of(run, levels_of(run)).users
+    outcome = run.get_status_display()
+    if run.status == CapacityRun.Status.DONE:
+        outcome = "too slow" if users is None else f"{users} {'slot' if users == 1 else 'slots'}"
+    return {"run": run, "outcome": outcome, "is_done": run.status == CapacityRun.Status.DONE}
+
+
+def chart(levels: Sequence[Level], plan: Plan, advice: Advice) -> dict[str, Any]:
+    return {
+        "limit": plan.limits.ttft_p95_s,
+        "best": advice.users,
+        "knee": advice.knee,
+        "points": [
+            {
+                "users": level.users,
+                "speed": level.tokens_per_s,
+                "ttft": level.ttft_p95_s,
+                "good": not faults(level, plan.limits),
+            }
+            for level in levels
+            if level.ttft_p95_s is not None
+        ],
+    }
+
+
+def compared(one: CapacityRun, other: CapacityRun) -> list[dict[str, Any]]:
+    """A row for each level that either has: figures of both, and the change of speed."""
+    first = {level.users: level for level in levels_of(one)}
+    second = {level.users: level for level in levels_of(other)}
+    rows = []
+    for users in sorted(first.keys() | second.keys()):
+        pair = (first.get(users), second.get(users))
+        rows.append(
+            {
+                "users": users,
+                "ttft": [seconds(level and level.ttft_p95_s) for level in pair],
+                "itl": [seconds(level and level.itl_p95_s) for level in pair],
+                "speed": ["–" if level is None else number(level.tokens_per_s) for level in pair],
+                "change": _change(*pair),
+            }
+        )
+    return rows
+
+
+def status(run: CapacityRun) -> dict[str, Any]:
+    """What the page asks for every second while the test runs."""
+    waited = timezone.now() - run.created_at
+    is_queued = run.status == CapacityRun.Status.QUEUED
+    return {
+        "status": run.status,
+        "is_open": run.is_open,
+        "is_stopping": run.stop_asked,
+        "is_left": is_queued and waited > SLOW_PICK_UP,
+        "progress": run.progress,
+        "level_s": run.plan["level_s"],
+        "levels": list(run.plan["levels"]),
+        "done": [
+            {"users": level.users, "ttft_p95_s": level.ttft_p95_s} for level in levels_of(run)
+        ],
+    }
+
+
+def _row(level: Level, plan: Plan, advice: Advice) -> dict[str, Any]:
+    bad = faults(level, plan.limits)
+    return {
+        "level": level,
+        "bad": bad,
+        "is_best": level.users == advice.users,
+        "is_knee": level.users == advice.knee,
+        "ttft": seconds(level.ttft_p95_s),
+        "itl": seconds(level.itl_p95_s),
+        "speed": number(level.tokens_per_s),
+        "each": number(level.user_tokens_per_s),
+        "queue": seconds(level.queue_p95_s),
+        "kv": "–" if level.kv_share is None else f"{level.kv_share * 100:.0f} %",
+        "memory": gibibytes(level.memory_bytes),
+    }
+
+
+def _change(one: Level | None, other: Level | None) -> str:
+    if one is None or other is None or other.tokens_per_s <= 0:
+        return "–"
+    change = round(100 * (one.tokens_per_s / other.tokens_per_s - 1))
+    return "same" if change == 0 else f"{change:+d} %".replace("-", "−")

@@ -1,0 +1,112 @@
+"""The capacity test's page: form, running test, results. Admins only."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from appliance.accounts.access import admin_required
+from appliance.capacity import page
+from appliance.capacity.forms import CapacityForm
+from appliance.capacity.models import CapacityRun
+from appliance.capacity.plan import Plan
+from appliance.capacity.selectors import levels_of, run_as_dict, runs_shown, team_mix
+from appliance.capacity.services import run_of, run_start, run_stop, runs_heal
+from appliance.capacity.table import as_csv
+from appliance.console.selectors import settings_version
+from appliance.errors import ApplianceError, NotFound
+
+
+@never_cache
+@require_GET
+@admin_required
+def capacity(request: HttpRequest) -> HttpResponse:
+    return _page(request, CapacityForm(team=team_mix()))
+
+
+@never_cache
+@require_POST
+@admin_required
+def start(request: HttpRequest) -> HttpResponse:
+    form = CapacityForm(request.POST, team=team_mix())
+    if not form.is_valid():
+        return _page(request, form, status=400)
+    try:
+        run_start(form.plan(), request.user)
+    except ApplianceError as exc:
+        form.add_error(exc.param if exc.param in form.fields else None, exc.message)
+        return _page(request, form, status=exc.status)
+    return redirect("capacity")
+
+
+@never_cache
+@require_POST
+@admin_required
+def stop(request: HttpRequest, run_id: int) -> HttpResponse:
+    run_stop(_run(run_id).pk, request.user)
+    messages.success(request, "The test is being stopped. What was measured is kept.")
+    return redirect("capacity")
+
+
+@never_cache
+@require_GET
+@admin_required
+def status(request: HttpRequest, run_id: int) -> HttpResponse:
+    runs_heal()
+    return JsonResponse(page.status(_run(run_id)))
+
+
+@never_cache
+@require_GET
+@admin_required
+def export(request: HttpRequest, run_id: int, kind: str) -> HttpResponse:
+    run = _run(run_id)
+    if kind == "json":
+        response: HttpResponse = JsonResponse(run_as_dict(run), json_dumps_params={"indent": 1})
+    else:
+        text = as_csv(levels_of(run), Plan.from_dict(run.plan).limits)
+        response = HttpResponse(text, content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="capacity-{run.pk}.{kind}"'
+    return response
+
+
+def _page(request: HttpRequest, form: CapacityForm, status: int = 200) -> HttpResponse:
+    runs_heal()
+    state, runs, team = page.engine_state(), runs_shown(), team_mix()
+    running = next((run for run in runs if run.is_open), None)
+    ended = [run for run in runs if not run.is_open]
+    chosen = _chosen(request, "run", ended) or next(iter(ended), None)
+    other = _chosen(request, "with", ended)
+    context: dict[str, Any] = {
+        "section": "capacity",
+        "form": form,
+        "team": team,
+        "state": state,
+        "slots": page.slots_now(state),
+        "version": settings_version(state),
+        "running": running,
+        "running_status": running and page.status(running),
+        "runs": [page.listed(run) for run in ended],
+        "chosen": chosen and page.shown(chosen, page.slots_now(state)),
+        "status_url": running and reverse("capacity_status", args=[running.pk]),
+    }
+    if chosen is not None and other is not None and other.pk != chosen.pk:
+        context["other"] = page.shown(other, None)
+        context["compared"] = page.compared(chosen, other)
+    return render(request, "capacity/capacity.html", context, status=status)
+
+
+def _chosen(request: HttpRequest, name: str, runs: list[CapacityRun]) -> CapacityRun | None:
+    wanted = request.GET.get(name, "")
+    return next((run for run in runs if str(run.pk) == wanted), None)
+
+
+def _run(run_id: int) -> CapacityRun:
+    try:
+        return run_of(run_id)
+    except NotFound as exc:
+        raise Http404(exc.message) from exc
