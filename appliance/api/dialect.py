@@ -13,9 +13,12 @@ from typing import Any
 import orjson
 
 from appliance.api.reply import Piece, UsageCount
+from appliance.api.tools import ToolCall
 
 # JSON has no -Infinity; this is what OpenAI sends for "impossible".
 _LEAST_LOGPROB = -9999.0
+# Ends of an answer that is whole; after the others comes an error.
+WHOLE_ENDS = ("stop", "length", "tool_calls")
 
 
 class ChatFrames:
@@ -33,6 +36,7 @@ class ChatFrames:
         self._heads: list[bytes] = []
         self._logprobs = logprobs
         self._held: dict[int, list[Any]] = {}
+        self._num_calls: dict[int, int] = {}
 
     def start(self, num_choices: int) -> bytes:
         self._heads = [
@@ -60,13 +64,19 @@ class ChatFrames:
                 + self._take_logprobs(piece.index)
                 + b',"finish_reason":null}]}\n\n'
             )
-        if piece.finished is not None and piece.finished.finish_reason in ("stop", "length"):
-            reason = piece.finished.finish_reason.encode()
+        for call in piece.calls:
+            number = self._num_calls.get(piece.index, 0)
+            self._num_calls[piece.index] = number + 1
+            fields = orjson.dumps([{"index": number, **call_fields(call)}])
+            frame += (
+                head + b'"tool_calls":' + fields + b'},"logprobs":null,"finish_reason":null}]}\n\n'
+            )
+        if (reason := piece.finish_reason) in WHOLE_ENDS:
             frame += (
                 head
                 + b'},"logprobs":'
                 + self._take_logprobs(piece.index)
-                + b',"finish_reason":"%s"}]}\n\n' % reason
+                + b',"finish_reason":"%s"}]}\n\n' % reason.encode()
             )
         return frame
 
@@ -89,13 +99,29 @@ def chat_answer(
         "choices": [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _chat_message(choice),
                 "logprobs": chat_logprobs(choice.logprobs) if logprobs else None,
-                "finish_reason": choice.finished.finish_reason if choice.finished else None,
+                "finish_reason": choice.finish_reason,
             }
             for choice in choices
         ],
         "usage": usage.as_openai(),
+    }
+
+
+def _chat_message(choice: Piece) -> dict[str, Any]:
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [call_fields(call) for call in choice.calls]
+    return message
+
+
+def call_fields(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
     }
 
 

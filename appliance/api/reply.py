@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.api.tools import CallReader, ToolCall
 from appliance.api_keys.services import api_key_is_live
 from appliance.errors import (
     ApplianceError,
@@ -36,6 +37,17 @@ class Piece:
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
     finished: Finished | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    # Whether any call was made, in this batch or before.
+    has_called: bool = False
+
+    @property
+    def finish_reason(self) -> str | None:
+        if self.finished is None:
+            return None
+        if self.finished.finish_reason == "stop" and self.has_called:
+            return "tool_calls"
+        return self.finished.finish_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +65,16 @@ class UsageCount:
         }
 
 
-async def reply_open(requests: Sequence[GenerationRequest], *, choices_per_prompt: int) -> "Reply":
-    """Admit every generation or none. Raises what `generation_open` raises."""
+async def reply_open(
+    requests: Sequence[GenerationRequest],
+    *,
+    choices_per_prompt: int = 1,
+    readers: Sequence[CallReader] = (),
+) -> "Reply":
+    """Admit every generation or none. Raises what `generation_open` raises.
+
+    `readers`: one a choice when there are tools.
+    """
     generations: list[Generation] = []
     try:
         for request in requests:
@@ -63,16 +83,21 @@ async def reply_open(requests: Sequence[GenerationRequest], *, choices_per_promp
         for generation in generations:
             generation.close_soon()
         raise
-    return Reply(generations, choices_per_prompt, requests[0].caller.key_id)
+    return Reply(generations, choices_per_prompt, requests[0].caller.key_id, readers)
 
 
 class Reply:
     """Read with `next_pieces` until it gives None; `aclose` always."""
 
     def __init__(
-        self, generations: Sequence[Generation], choices_per_prompt: int, key_id: int | None
+        self,
+        generations: Sequence[Generation],
+        choices_per_prompt: int,
+        key_id: int | None,
+        readers: Sequence[CallReader] = (),
     ) -> None:
         self.generations = generations
+        self._readers = readers
         self.finished: dict[int, Finished] = {}
         self._choices_per_prompt = choices_per_prompt
         self._key_id = key_id
@@ -191,6 +216,8 @@ class Reply:
                 piece.finished = event
                 if event.finish_reason in ("error", "abort") and self._failure is None:
                     self._failure = _broken(event)
+        for piece in pieces.values() if self._readers else ():
+            _read_calls(piece, self._readers[piece.index])
         return list(pieces.values())
 
     async def _check_key(self) -> None:
@@ -200,6 +227,15 @@ class Reply:
         self._key_check_at = now + KEY_CHECK_S
         if not await in_db_thread(api_key_is_live, self._key_id):
             raise NotAuthenticated("This API key was revoked or has expired: the answer ends here.")
+
+
+def _read_calls(piece: Piece, reader: CallReader) -> None:
+    piece.text, piece.calls = reader.feed(piece.text)
+    if piece.finished is not None:
+        text, calls = reader.finish()
+        piece.text += text
+        piece.calls += calls
+    piece.has_called = reader.num_calls > 0
 
 
 def _broken(event: Finished) -> ApplianceError:
@@ -217,6 +253,8 @@ async def reply_collect(reply: Reply) -> list[Piece]:
             for piece in pieces:
                 texts[piece.index].append(piece.text)
                 wholes[piece.index].logprobs.extend(piece.logprobs)
+                wholes[piece.index].calls.extend(piece.calls)
+                wholes[piece.index].has_called = piece.has_called
                 wholes[piece.index].finished = piece.finished
     finally:
         await reply.aclose()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_CHOICES = 8
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 TokenIds = Annotated[list[int], Field(min_length=1)]
@@ -44,6 +45,17 @@ class Message(Body):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+
+class FunctionSpec(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolSpec(Body):
+    type: Literal["function"]
+    function: FunctionSpec
 
 
 class StreamOptions(Body):
@@ -85,9 +97,11 @@ class ChatBody(Generate):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    # Named here to be refused by name when they ask for something.
-    tools: list[Any] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    # A word, or an object that names a function.
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    # Named here to be refused by name when they ask for something.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None

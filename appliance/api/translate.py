@@ -13,6 +13,7 @@ from appliance.api.schemas import (
     Message,
     TokenizeBody,
 )
+from appliance.api.tools import ToolPlan, tool_messages, tool_plan
 from appliance.api_keys.models import ApiKey
 from appliance.errors import BadRequest, EngineUnavailable, ModelNotFound, NotAllowed
 from appliance.serving.gateway import get_backend
@@ -41,24 +42,33 @@ def model_check(name: str, key: ApiKey) -> ModelInfo:
     return model
 
 
-def chat_requests(body: ChatBody, key: ApiKey) -> list[GenerationRequest]:
-    """One request a choice."""
+def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest], ToolPlan]:
+    """One request a choice, and what they do with tools."""
     _refuse_unsupported(body)
     model = model_check(body.model, key)
     options = _options(body, max_tokens=body.max_completion_tokens or body.max_tokens)
     if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
         raise BadRequest("max_completion_tokens must be at least 1.", param="max_completion_tokens")
-    messages = chat_messages(body.messages)
-    return [
+    plan = tool_plan(
+        body.tools or [],
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls is not False,
+        tool_format=model.tool_format,
+    )
+    messages = tool_messages(chat_messages(body.messages), plan)
+    requests = [
         GenerationRequest(
             caller=_caller(key),
             messages=messages,
+            tools=plan.template_tools,
+            answer_start=plan.answer_start,
             options=choice_options,
             generation_class=key.generation_class,
             model=model.name,
         )
         for choice_options in _per_choice(options, _num_choices(body), _chat_logprobs(body))
     ]
+    return requests, plan
 
 
 def completion_requests(body: CompletionBody, key: ApiKey) -> list[GenerationRequest]:
@@ -103,7 +113,9 @@ def tokenize_request(body: TokenizeBody, key: ApiKey) -> GenerationRequest:
     model = loaded_model() if body.model is None else model_check(body.model, key)
     return GenerationRequest(
         caller=_caller(key),
-        messages=None if body.messages is None else chat_messages(body.messages),
+        messages=None
+        if body.messages is None
+        else tool_messages(chat_messages(body.messages), ToolPlan(tool_format=model.tool_format)),
         prompt=body.prompt,
         model=model.name,
     )
@@ -174,8 +186,6 @@ def _content(message: Message, where: str) -> str:
 def _refuse_unsupported(body: ChatBody) -> None:
     response_type = body.response_format.type if body.response_format else "text"
     asked = {
-        "tools": bool(body.tools),
-        "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "functions": bool(body.functions),
         "function_call": body.function_call not in (None, "none", "auto"),
         "response_format": response_type != "text",

@@ -86,8 +86,10 @@ def _model_fields(model: ModelInfo) -> dict[str, Any]:
 @with_allowance
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, ChatBody)
-    requests = chat_requests(body, request.auth)
-    reply = await reply_open(requests, choices_per_prompt=len(requests))
+    requests, plan = chat_requests(body, request.auth)
+    reply = await reply_open(
+        requests, choices_per_prompt=len(requests), readers=plan.readers(len(requests))
+    )
     logprobs = bool(body.logprobs)
     if body.stream:
         return _streamed(body, reply, ChatFrames(body.model, logprobs=logprobs))

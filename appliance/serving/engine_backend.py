@@ -26,6 +26,7 @@ from appliance.errors import (
 )
 from appliance.serving.engine_state import engine_state, fields_of
 from appliance.serving.engine_stream import EngineStream
+from appliance.serving.tool_format import tool_format_of
 from appliance.serving.types import (
     Delta,
     Finished,
@@ -54,7 +55,7 @@ from inference.sampling_params import SamplingParams
 from inference.scheduling.settings import check_changes
 from inference.stats import loading_stats
 from inference.text.chat_template import ChatTemplate
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer import Tokenizer, read_template_source
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class EngineBackend:
             )
             engine.wait_ready(threading.TIMEOUT_MAX)
             self._tokenizer = tokenizer
-            self._generator, self._model = generator, _model_info(engine)
+            self._generator, self._model = generator, _model_info(engine, model_dir)
         except (engine_errors.InferenceError, OSError) as exc:
             if not self._is_stopping:
                 self._error = str(exc)
@@ -257,9 +258,25 @@ class EngineBackend:
             raise BadRequest("The request has neither messages nor a prompt.", param="messages")
         params = _params(request.options)
         try:
-            return EnginePrepared(request, params, await generator.prepare(prompt, params))
+            prepared = await generator.prepare(prompt, params, tools=request.tools or None)
         except engine_errors.InferenceError as exc:
             raise appliance_error(exc) from exc
+        if request.answer_start:
+            prepared = self._begun(prepared, request.answer_start, model.context_tokens)
+        return EnginePrepared(request, params, prepared)
+
+    def _begun(self, prompt: PreparedPrompt, start: str, context_tokens: int) -> PreparedPrompt:
+        """The prompt with the beginning of its answer."""
+        assert self._tokenizer is not None, "prepared without a tokenizer"
+        token_ids = [*prompt.token_ids, *self._tokenizer.encode(start, allow_special=True)]
+        room = context_tokens - len(token_ids)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(token_ids)} tokens; with an answer, {context_tokens} fit.",
+                param="messages",
+            )
+        max_new_tokens = min(prompt.max_new_tokens, room)
+        return dataclasses.replace(prompt, token_ids=token_ids, max_new_tokens=max_new_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         tokenizer, model = self._tokenizer, self.model
@@ -361,7 +378,7 @@ def _model_runner(config: EngineConfig) -> Runner:
     return ModelRunner(config)
 
 
-def _model_info(engine: Engine) -> ModelInfo:
+def _model_info(engine: Engine, model_dir: Path) -> ModelInfo:
     info = engine.info
     return ModelInfo(
         name=info.model_name,
@@ -372,4 +389,5 @@ def _model_info(engine: Engine) -> ModelInfo:
         backend=info.backend,
         loaded_at=int(time.time()),
         notice=info.notice,
+        tool_format=tool_format_of(read_template_source(model_dir) or ""),
     )

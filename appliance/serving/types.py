@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 Source = Literal["chat", "api", "capacity"]
 GenerationClass = Literal["interactive", "api", "background"]
+# How the loaded model writes calls of tools; "" when its template knows no tools.
+ToolFormat = Literal["hermes", "llama3", "mistral", ""]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -53,6 +55,10 @@ class GenerationRequest:
     # {"role": ..., "content": ...}: role is system, developer, user, assistant or tool.
     messages: Sequence[Mapping[str, Any]] | None = None
     prompt: str | Sequence[int] | None = None
+    # {"type": "function", "function": {"name", "description", "parameters"}}, for the template.
+    tools: Sequence[Mapping[str, Any]] = ()
+    # The server's own text with which the answer begins; counted as prompt.
+    answer_start: str = ""
     options: SamplingOptions = field(default_factory=SamplingOptions)
     generation_class: GenerationClass = "api"
     # None takes the loaded model; another name than the loaded model's is ModelNotFound.
@@ -120,3 +126,4 @@ class ModelInfo:
     loaded_at: int
     # A plain sentence when a slower path than possible is in use, else "".
     notice: str = ""
+    tool_format: ToolFormat = ""

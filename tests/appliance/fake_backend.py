@@ -28,6 +28,7 @@ MODEL = ModelInfo(
     dtype="none",
     backend="scripted",
     loaded_at=1_700_000_000,
+    tool_format="hermes",
 )
 
 

@@ -8,6 +8,20 @@ from tests.appliance.api.asgi_caller import Caller
 from tests.appliance.api.checks import CHAT, GOOD, MESSAGES, check_error
 from tests.appliance.fake_backend import FakeBackend
 
+# A23: deep schemas must not reach the template.
+NESTED: dict[str, Any] = {}
+for _ in range(200):
+    NESTED = {"properties": NESTED}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters or {}}}
+
+
+def choice(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 # ---- the body
 
 
@@ -78,7 +92,15 @@ async def test_c22_only_application_json_is_taken(caller: Caller, content_type: 
         ({"logit_bias": {"1_0": 1}}, "logit_bias"),
         ({"logit_bias": {"5": "much"}}, "logit_bias"),
         ({"stop": 5}, "stop"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "browser", "function": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": [tool("two words")]}, "tools[0].function.name"),
+        ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"tools": [tool("a", NESTED)]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a")] * 129}, "tools"),
+        ({"tools": [tool("a")], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": choice("b")}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -143,7 +165,9 @@ async def test_b03_parts_are_joined_null_is_empty_and_developer_is_system(
     assert answer.status == 200
     seen = [(m["role"], m["content"]) for m in backend.requests[0].messages]
     assert backend.requests[0].messages[2]["tool_calls"] == [call]
-    assert not any("name" in message for message in backend.requests[0].messages)
+    names = [message.get("name") for message in backend.requests[0].messages]
+    # The caller's own names are no part of it; the function of an answered call is.
+    assert [name for name in names if name] == ["f"]
     assert seen == [
         ("system", "Be brief"),
         ("user", "a"),
