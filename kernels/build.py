@@ -46,7 +46,7 @@ def ensure_library(cache_dir: Path = DEFAULT_CACHE_DIR) -> Path:
     """The library's path; compiles it (half a minute on two cores) where the cache has none.
 
     Safe to call from several processes at once: each builds in a folder of its own and the
-    finished library is moved into place.
+    finished library is moved into place. Libraries of older sources are removed.
 
     Raises:
         BuildFailed: there is no compiler, it reported an error, or the cache cannot be written.
@@ -65,6 +65,9 @@ def ensure_library(cache_dir: Path = DEFAULT_CACHE_DIR) -> Path:
         with tempfile.TemporaryDirectory(dir=cache_dir) as folder:
             built = _compile(compiler, Path(folder))
             built.replace(library)
+        for older in cache_dir.glob("libblockhouse_*.so"):
+            if older != library:
+                older.unlink(missing_ok=True)
     except OSError as exc:
         raise BuildFailed(f"{cache_dir} cannot be written: {exc}") from exc
     logger.info("Compiled %s in %.0f s.", library, time.monotonic() - started)

@@ -371,13 +371,29 @@ void finish_queries(const AttentionArgs& args, const AttentionItem& item, int64_
   }
 }
 
-void prefetch_step(const AttentionArgs& args, const Context& context) {
-  for (int64_t t = 0; t < context.tokens; t++) {
-    const int64_t row = t % kTileRows * (context.row_bytes / 2);
-    for (int64_t d = 0; d < args.head_dim; d += 32) {
-      _mm_prefetch((const char*)(context.keys[t / kTileRows] + row + d), _MM_HINT_T0);
-      _mm_prefetch((const char*)(context.values[t / kTileRows] + row + d), _MM_HINT_T0);
+// Asks for this kv head's share of the next step: some tokens with all kv heads of the item, because
+// that is how they lie side by side.
+void prefetch_share(const AttentionArgs& args, const AttentionItem& item, int64_t kv,
+                    int64_t next) {
+  const int64_t kv_heads = item.kv_head_end - item.kv_head_begin;
+  const int64_t share = (kStepTokens + kv_heads - 1) / kv_heads;
+  const int64_t begin = next + (kv - item.kv_head_begin) * share;
+  const int64_t step_end = next + kStepTokens < item.context_end ? next + kStepTokens
+                                                                 : item.context_end;
+  const int64_t end = begin + share < step_end ? begin + share : step_end;
+  if (begin >= end) return;
+  const int32_t* table = args.block_tables + item.request * args.table_stride;
+  const int64_t width = kv_heads * args.head_dim, row = args.num_kv_heads * args.head_dim;
+  int64_t offset = block_offset(args, table, begin) + item.kv_head_begin * args.head_dim;
+  for (int64_t position = begin; position < end; position++) {
+    for (int64_t d = 0; d < width; d += 32) {
+      _mm_prefetch((const char*)(args.key_cache + offset + d), _MM_HINT_T0);
+      _mm_prefetch((const char*)(args.value_cache + offset + d), _MM_HINT_T0);
     }
+    offset += row;
+    // The next token may lie in another block.
+    if ((position + 1) % kTileRows == 0 && position + 1 < end)
+      offset = block_offset(args, table, position + 1) + item.kv_head_begin * args.head_dim;
   }
 }
 
@@ -395,9 +411,7 @@ void amx_attend(const AttentionArgs& args, const AttentionItem& item, float* scr
     for (int64_t kv = item.kv_head_begin; kv < item.kv_head_end; kv++) {
       const QueryState state =
           state_at(args, tiles, states + (kv - item.kv_head_begin) * state_size);
-      if (first + kStepTokens < item.context_end)
-        prefetch_step(args,
-                      context_at(args, item, kv, first + kStepTokens, item.context_end));
+      prefetch_share(args, item, kv, first + kStepTokens);
       attend_step(args, item, context_at(args, item, kv, first, item.context_end), step, state);
     }
   for (int64_t kv = item.kv_head_begin; kv < item.kv_head_end; kv++)

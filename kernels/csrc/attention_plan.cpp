@@ -1,11 +1,9 @@
 #include "attention_plan.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
+#include "parallel.h"
 #include "scratch.h"
 
 namespace blockhouse {
@@ -74,7 +72,7 @@ void make_plan(Plan& plan, const Kernels& kernels, const AttentionArgs& args,
     if (starts[r + 1] - starts[r] == 1) pieces += divide_up(seq_lens[r], kSplitTokens);
   plan.partials.resize((size_t)(pieces * floats_per_split(args)));
   // All kv heads in one item read whole blocks in order; with few items threads would idle.
-  const int64_t heads_per_item = pieces >= 4 * at::get_num_threads() ? args.num_kv_heads : 1;
+  const int64_t heads_per_item = pieces >= 4 * num_threads() ? args.num_kv_heads : 1;
   for (const bool tiles : {true, false})
     for (int64_t r = 0; r < requests; r++) {
       const int64_t rows = starts[r + 1] - starts[r];
@@ -94,15 +92,10 @@ void run_attention(const Kernels& kernels, const AttentionArgs& args, const int3
   Plan plan;
   make_plan(plan, kernels, args, seq_lens, query_start_loc, requests);
   const int64_t scratch = kernels.attention_scratch(args);
-  const auto count = (int64_t)plan.items.size();
-  std::atomic<int64_t> next{0};
-  // One unit of work a thread, which then takes items as they come: their costs differ widely.
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    float* own = thread_scratch(scratch);
-    for (int64_t worker = begin; worker < end; worker++)
-      for (int64_t i = next++; i < count; i = next++)
-        kernels.attend(args, plan.items[(size_t)i], own);
+  // One by one, because their costs differ widely.
+  share_pieces((int64_t)plan.items.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      kernels.attend(args, plan.items[(size_t)i], thread_scratch(scratch));
   });
   for (const SplitRow& row : plan.split_rows)
     kernels.combine(args, row.partials, row.splits, row.row);

@@ -1,12 +1,12 @@
 #include "linear.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
 #include <limits>
 
+#include "parallel.h"
 #include "scratch.h"
 
 namespace blockhouse {
@@ -29,6 +29,9 @@ const c10::TypedOperatorHandle<Op>* find_op(const char* name) {
 
 // Rows that the dense pack is laid out for.
 constexpr int64_t kPackRows = 16;
+
+// Tiles of columns that are worth a thread's while; even, as kernels may take two at a time.
+constexpr int64_t kLeastTiles = 4;
 
 }  // namespace
 
@@ -122,11 +125,11 @@ at::Tensor Linear::run_pack(const Pack& pack, const at::Tensor& x, bool out_floa
   args.num_rows = rows;
   at::Tensor prepared = at::empty({kernels_.quant_prepared_size(args)}, at::kFloat);
   args.prepared = prepared.data_ptr<float>();
-  at::parallel_for(0, (rows + 15) / 16, 4, [&](int64_t begin, int64_t end) {
+  share_range((rows + 15) / 16, 4, [&](int64_t begin, int64_t end) {
     kernels_.quant_prepare(args, begin, end);
   });
   const int64_t scratch = kernels_.quant_scratch_size(args);
-  at::parallel_for(0, num_columns_ / kernels_.tile_columns, 1, [&](int64_t begin, int64_t end) {
+  share_range(num_columns_ / kernels_.tile_columns, kLeastTiles, [&](int64_t begin, int64_t end) {
     kernels_.quant_linear(args, thread_scratch(scratch), begin, end);
   });
   return out;

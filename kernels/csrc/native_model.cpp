@@ -1,16 +1,18 @@
 #include "native_model.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include "attention_plan.h"
+#include "parallel.h"
 
 namespace blockhouse {
 namespace {
 
-// Below these many rows a thread's wake-up costs more than its share of a cheap row op.
-constexpr int64_t kRowsPerThread = 8;
+// Numbers of a cheap row op that are worth handing to another thread.
+constexpr int64_t kNumbersPerPiece = 8192;
+
+int64_t rows_per_piece(int64_t row_size) { return kNumbersPerPiece / row_size + 1; }
 
 template <class T>
 const T* data_or_null(const at::Tensor& tensor) {
@@ -128,7 +130,7 @@ at::Tensor NativeModel::embed(const at::Tensor& input_ids) const {
   const auto* table = (const bf16*)embedding_.const_data_ptr();
   const int64_t* ids = input_ids.const_data_ptr<int64_t>();
   float* to = out.data_ptr<float>();
-  at::parallel_for(0, rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
+  share_range(rows, rows_per_piece(hidden_), [&](int64_t begin, int64_t end) {
     kernels_.embed(table, ids, to, hidden_, begin, end);
   });
   return out;
@@ -146,7 +148,7 @@ at::Tensor NativeModel::norm(const at::Tensor& residual, const at::Tensor& delta
   args.out = out.data_ptr();
   args.hidden = hidden_;
   args.eps = eps_;
-  at::parallel_for(0, count, kRowsPerThread, [&](int64_t begin, int64_t end) {
+  share_range(count, rows_per_piece(hidden_), [&](int64_t begin, int64_t end) {
     kernels_.add_rms_norm(args, begin, end);
   });
   return out;
@@ -171,7 +173,7 @@ void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
   args.num_kv_heads = num_kv_heads_;
   args.head_dim = head_dim_;
   args.eps = eps_;
-  at::parallel_for(0, qkv.size(0), kRowsPerThread, [&](int64_t begin, int64_t end) {
+  share_range(qkv.size(0), rows_per_piece(qkv.size(1)), [&](int64_t begin, int64_t end) {
     kernels_.rope_and_write(args, begin, end);
   });
 }
@@ -202,7 +204,7 @@ at::Tensor NativeModel::silu_and_mul(const at::Tensor& gate_up) const {
   at::Tensor out = new_activations(rows, width);
   const void* from = gate_up.const_data_ptr();
   void* to = out.data_ptr();
-  at::parallel_for(0, rows, kRowsPerThread / 2, [&](int64_t begin, int64_t end) {
+  share_range(rows, rows_per_piece(2 * width), [&](int64_t begin, int64_t end) {
     kernels_.silu_and_mul(from, to, width, begin, end);
   });
   return out;

@@ -113,9 +113,11 @@ void exact_tile(const QuantLinearArgs& args, const ByteTables& tables, int64_t t
   const int64_t groups = args.weights.depth / kGroup;
   const Left left = left_of(args, row / kRowBlock);
   for (int64_t step = 0; step < groups + kScaleLag; step++) {
-    if (step < groups)
+    if (step < groups) {
+      prefetch_group(args.weights, tile, step);
       unpack_exact<kBits>(group_values(args.weights, tile, step), tables,
                           ring.unpacked[step % kRing]);
+    }
     const int64_t g = step - kTileLag;
     if (g >= 0 && g < groups) {
       BH_TILE_LOAD_WRITTEN(6, ring.unpacked[g % kRing]);

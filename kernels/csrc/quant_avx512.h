@@ -42,6 +42,7 @@ BH_INLINE void quant_tile_rows(const QuantLinearArgs& args, const ByteTables& ta
   for (int64_t g = 0; g < groups; g++) {
     __m512i unpacked[16];
     const uint8_t* values = group_values(args.weights, tile, g);
+    prefetch_group(args.weights, tile, g);
     if (kBits == 4)
       unpack_nibbles(values, unpacked);
     else

@@ -73,6 +73,19 @@ bool quant_pack(const QuantSource& source, const QuantWeights& weights) {
   return fits;
 }
 
+// Memory is asked for this far ahead of its use: one core's own prefetching stops at pages.
+constexpr int64_t kPrefetchGroups = 16;
+
+// Asks for a group to come; past the end of the pack this touches nothing.
+BH_INLINE void prefetch_group(const QuantWeights& weights, int64_t tile, int64_t group) {
+  const int64_t place = tile * (weights.depth / kGroup) + group + kPrefetchGroups;
+  const int64_t bytes = kGroup * kColumns * weights.bits / 8;
+  const auto* values = (const char*)weights.values + place * bytes;
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
+  const auto* scales = (const char*)(weights.scales + place * scale_vectors(weights) * kColumns);
+  _mm_prefetch(scales, _MM_HINT_T0);
+}
+
 BH_INLINE void unpack_nibbles(const uint8_t* from, __m512i* out) {
   const __m512i mask = _mm512_set1_epi16(0x000F), base = _mm512_set1_epi16(0x4300);
 #pragma GCC unroll 4

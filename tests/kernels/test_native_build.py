@@ -25,6 +25,7 @@ def test_the_library_is_compiled_once_for_a_source_text(tiny_source, tmp_path) -
     assert first.stat().st_mtime_ns == stamp
     (tiny_source / "one.cpp").write_text("int one() { return 2; }\n", encoding="utf-8")
     assert build.ensure_library(tmp_path / "cache") != first
+    assert not first.exists(), "one library is kept"
 
 
 def test_nothing_but_the_library_is_left_in_the_cache(tiny_source, tmp_path) -> None:
