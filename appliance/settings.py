@@ -116,7 +116,9 @@ if REDIS_URL:
     CHANNEL_LAYERS = {
         "default": {
             "BACKEND": "channels_redis.core.RedisChannelLayer",
-            "CONFIG": {"hosts": [REDIS_URL]},
+            # The layer waits for messages in calls of five seconds; a client that gives up after
+            # as long (redis-py's default) ends every socket that was quiet for that time.
+            "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": 30}]},
         }
     }
     CELERY_BROKER_URL = REDIS_URL

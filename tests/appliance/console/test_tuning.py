@@ -83,7 +83,8 @@ async def test_the_replay_answers_for_the_requests_that_the_console_saw(
 ) -> None:
     await feed.look()
     many = (await admin.get(f"{URL}replay/", {"slots": 64, "reserved": 0})).json()
-    assert many["requests"] == engine.state()["running"] > 0
+    # Those that run, and those that were started and then preempted.
+    assert many["requests"] >= engine.state()["running"] > 0
     assert many["waited"] == 0
 
 
