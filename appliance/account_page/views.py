@@ -1,6 +1,7 @@
 """The account page: reads from selectors of the apps below, changes through their services."""
 
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 
 from django.contrib import messages
@@ -19,16 +20,31 @@ from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_issue, api_key_of, api_key_revoke
 from appliance.errors import ApplianceError
 from appliance.quotas.models import UsageRecord
+from appliance.quotas.selectors import UsagePart, usage_parts
 from appliance.quotas.services import quota_day, quota_status
+from appliance.quotas.usage_csv import usage_csv
 
 # A key that ends within this many days is marked.
 SOON_DAYS = 14
+CSV_DAYS = 30
 
 
 @never_cache
 @require_GET
 def account(request: HttpRequest) -> HttpResponse:
     return _page(request, KeyForm(owner=_user(request)))
+
+
+@never_cache
+@require_GET
+def usage_download(request: HttpRequest) -> HttpResponse:
+    """The own usage of the last 30 days."""
+    return csv_answer(usage_parts(_user(request), days=CSV_DAYS), f"my-usage-{quota_day()}.csv")
+
+
+def csv_answer(parts: Iterable[UsagePart], name: str) -> HttpResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return HttpResponse(usage_csv(parts), "text/csv; charset=utf-8", headers=headers)
 
 
 @never_cache
@@ -45,7 +61,7 @@ def key_create(request: HttpRequest) -> HttpResponse:
                 form.cleaned_data["expires"],
             )
         except ApplianceError as exc:
-            form.add_error("name", exc.message)
+            form.add_error(exc.param if exc.param in form.fields else "name", exc.message)
         else:
             return _page(request, KeyForm(owner=_user(request)), new_key=key, secret=secret)
     return _page(request, form)

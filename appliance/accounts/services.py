@@ -9,6 +9,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from appliance.accounts.acts import act_done
 from appliance.accounts.models import OneTimeLink, User
 from appliance.errors import BadRequest, Conflict, NotFound
 
@@ -20,7 +21,13 @@ _ADMINS = Q(is_staff=True) | Q(is_superuser=True)
 # ---- users
 
 
-def user_create(username: str, *, password: str | None = None, is_admin: bool = False) -> User:
+def user_create(
+    username: str,
+    *,
+    password: str | None = None,
+    is_admin: bool = False,
+    by: User | None = None,
+) -> User:
     """Make a user with the block-map mark that the fewest users have.
 
     Without a password nobody can sign in as this user until a one-time link is used.
@@ -46,19 +53,22 @@ def user_create(username: str, *, password: str | None = None, is_admin: bool = 
                 user.save()
         except IntegrityError as exc:
             raise Conflict(f"The user name {username} is taken.", param="username") from exc
+        if by is not None:
+            act_done(by, "user.create", username, is_admin=is_admin)
     return user
 
 
-def user_set_admin(user: User, is_admin: bool) -> None:
+def user_set_admin(user: User, is_admin: bool, *, by: User | None = None) -> None:
     """Raises Conflict when the last admin would be gone."""
     with transaction.atomic():
         if not is_admin:
             _keep_an_admin(user)
         user.is_staff = user.is_superuser = is_admin
         user.save(update_fields=["is_staff", "is_superuser"])
+        act_done(by, "user.make_admin" if is_admin else "user.take_admin", user.username)
 
 
-def user_set_active(user: User, is_active: bool) -> None:
+def user_set_active(user: User, is_active: bool, *, by: User | None = None) -> None:
     """Switch an account off or on. Off also ends its sessions, links and API keys' use.
 
     Raises Conflict when the last admin would be gone.
@@ -69,6 +79,7 @@ def user_set_active(user: User, is_active: bool) -> None:
             OneTimeLink.objects.filter(user=user, used_at=None).delete()
         user.is_active = is_active
         user.save(update_fields=["is_active"])
+        act_done(by, "user.activate" if is_active else "user.deactivate", user.username)
 
 
 def _keep_an_admin(user: User) -> None:
@@ -112,12 +123,14 @@ def setup_link_create() -> str:
     return f"/setup/{token}/"
 
 
-def invite_link_create(user: User) -> str:
+def invite_link_create(user: User, *, by: User | None = None) -> str:
     """The path where `user` chooses a password, open for 7 days; earlier ones are void."""
     kind = OneTimeLink.Kind.RESET if user.has_usable_password() else OneTimeLink.Kind.INVITE
     with transaction.atomic():
         OneTimeLink.objects.filter(user=user, used_at=None).delete()
         token = _link_store(kind, user=user, life=INVITE_LIFE)
+        if by is not None:
+            act_done(by, "user.link", user.username)
     return f"/invite/{token}/"
 
 

@@ -111,7 +111,9 @@ def users(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             user = user_create(
-                form.cleaned_data["username"], is_admin=form.cleaned_data["role"] == "admin"
+                form.cleaned_data["username"],
+                is_admin=form.cleaned_data["role"] == "admin",
+                by=request.user,
             )
         except ApplianceError as exc:
             form.add_error("username", exc.message)
@@ -132,9 +134,9 @@ def user_action(request: HttpRequest, user_id: int, action: str) -> HttpResponse
         if action == "link":
             return _users_page(request, link=_full_link(request, user), link_user=user)
         if action in ("make-admin", "take-admin"):
-            user_set_admin(user, action == "make-admin")
+            user_set_admin(user, action == "make-admin", by=request.user)
         else:
-            user_set_active(user, action == "activate")
+            user_set_active(user, action == "activate", by=request.user)
     except ApplianceError as exc:
         messages.error(request, exc.message)
     else:
@@ -151,7 +153,7 @@ _DONE = {
 
 
 def _full_link(request: HttpRequest, user: User) -> str:
-    return request.build_absolute_uri(invite_link_create(user))
+    return request.build_absolute_uri(invite_link_create(user, by=request.user))
 
 
 def _users_page(

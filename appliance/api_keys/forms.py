@@ -3,6 +3,7 @@ from datetime import timedelta
 from django import forms
 
 from appliance.accounts.models import User
+from appliance.api_keys.services import key_rules
 
 LIVES = {"90": "90 days", "30": "30 days", "365": "1 year", "": "no end"}
 MAY = {
@@ -37,6 +38,12 @@ class KeyForm(forms.Form):
         super().__init__(*args, **kwargs)
         may = MAY | (ADMIN_MAY if owner.is_admin else {})
         self.fields["scopes"].choices = list(may.items())
+        longest = key_rules().max_life_days
+        if longest is not None:
+            lives = {days: words for days, words in LIVES.items() if days and int(days) <= longest}
+            lives.setdefault(str(longest), f"{longest:,} day{'' if longest == 1 else 's'}")
+            self.fields["expires"].choices = list(lives.items())
+            self.fields["expires"].initial = next(iter(lives))
 
     def clean_scopes(self) -> list[str]:
         return self.cleaned_data["scopes"].split(",")

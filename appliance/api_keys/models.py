@@ -10,6 +10,17 @@ SCOPES = {
 }
 
 
+class KeyRules(models.Model):
+    """What holds for new keys of everybody: at most one row; without one the defaults hold."""
+
+    max_live_keys = models.PositiveIntegerField(default=50)
+    # None: a key needs no end.
+    max_life_days = models.PositiveIntegerField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.max_live_keys} keys, {self.max_life_days or 'any'} days"
+
+
 class ApiKey(models.Model):
     """A script's way in. The secret itself is not kept, only its keyed digest."""
 

@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django.conf import settings
+from django.db import transaction
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
+from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
 from appliance.accounts.services import user_seen
-from appliance.api_keys.models import SCOPES, ApiKey
+from appliance.api_keys.models import SCOPES, ApiKey, KeyRules
 from appliance.errors import BadRequest, Conflict, NotAllowed, NotAuthenticated, NotFound
 
 MARKER = "bh_"
 PREFIX_LENGTH = len(MARKER) + 4
 # 40 letters of 62 are 238 bits: guessing is hopeless, so a fast digest is enough.
 SECRET_LETTERS = 40
-MAX_LIVE_KEYS = 50
+MAX_KEYS_RULE = 1000
 USED_EVERY = timedelta(minutes=1)
-MAX_LIFE = timedelta(days=3660)
+MAX_LIFE_DAYS = 3660
+_ONLY_ROW = 1
 _ALPHABET = string.ascii_letters + string.digits
 # No key is near this; longer headers are not worth a digest.
 _MAX_HEADER = 1024
@@ -52,12 +55,11 @@ def api_key_issue(
         )
     if "admin" in scopes and not owner.is_admin:
         raise NotAllowed("Only an admin can have a key with scope admin.", param="scopes")
-    if expires_in is not None and not timedelta() < expires_in <= MAX_LIFE:
+    if expires_in is not None and not timedelta() < expires_in <= timedelta(days=MAX_LIFE_DAYS):
         raise BadRequest("A key can last from 1 day to 10 years.", param="expires")
     now = timezone.now()
-    live = owner.api_keys.filter(revoked_at=None).exclude(expires_at__lte=now).count()
-    if live >= MAX_LIVE_KEYS:
-        raise Conflict(f"{owner.username} has {live} keys. Revoke one that is not needed first.")
+    if source == "api":
+        _check_rules(owner, expires_in)
     secret = MARKER + "".join(secrets.choice(_ALPHABET) for _ in range(SECRET_LETTERS))
     key = ApiKey.objects.create(
         prefix=secret[:PREFIX_LENGTH],
@@ -74,10 +76,60 @@ def api_key_issue(
     return key, secret
 
 
-def api_key_revoke(key: ApiKey) -> None:
-    """Takes effect on the next request. Revoking twice keeps the first instant."""
+def _check_rules(owner: User, expires_in: timedelta | None) -> None:
+    """The admins' rules. Keys that the server makes for itself go by none."""
+    rules = key_rules()
     now = timezone.now()
-    ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
+    live = owner.api_keys.filter(revoked_at=None, source="api").exclude(expires_at__lte=now).count()
+    if live >= rules.max_live_keys:
+        raise Conflict(
+            f"{owner.username} has {live:,} live keys; {rules.max_live_keys:,} are allowed here. "
+            "Revoke one that is not needed first."
+        )
+    longest = rules.max_life_days
+    if longest is None or (expires_in is not None and expires_in <= timedelta(days=longest)):
+        return
+    got = "no end" if expires_in is None else f"{expires_in.days:,} days"
+    raise BadRequest(
+        f"A key may last {longest:,} days at most here; got {got}. Choose an earlier end.",
+        param="expires",
+    )
+
+
+def key_rules() -> KeyRules:
+    """The rules that hold; not saved yet when nobody has changed them."""
+    return KeyRules.objects.filter(pk=_ONLY_ROW).first() or KeyRules(pk=_ONLY_ROW)
+
+
+def key_rules_set(by: User, *, max_live_keys: int, max_life_days: int | None) -> KeyRules:
+    """Holds for keys made from now on; those that exist stay. Raises BadRequest out of range."""
+    if not 0 <= max_live_keys <= MAX_KEYS_RULE:
+        raise BadRequest(f"0 to {MAX_KEYS_RULE:,} keys are allowed.", param="max_live_keys")
+    if max_life_days is not None and not 1 <= max_life_days <= MAX_LIFE_DAYS:
+        raise BadRequest(f"1 to {MAX_LIFE_DAYS:,} days are allowed.", param="max_life_days")
+    with transaction.atomic():
+        rules = key_rules()
+        wanted = {"max_live_keys": max_live_keys, "max_life_days": max_life_days}
+        before = {n: getattr(rules, n) for n, v in wanted.items() if getattr(rules, n) != v}
+        if before:
+            for name in before:
+                setattr(rules, name, wanted[name])
+            rules.save()
+            after = {name: wanted[name] for name in before}
+            act_done(by, "key.rules", ", ".join(after), before=before, after=after)
+    return rules
+
+
+def api_key_revoke(key: ApiKey, *, by: User | None = None) -> None:
+    """Takes effect on the next request. Revoking twice keeps the first instant.
+
+    `by` is the admin who revokes it, for the record; None when it is the owner or the server.
+    """
+    now = timezone.now()
+    with transaction.atomic():
+        if ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now) and by:
+            target = f"“{key.name}” ({key.prefix})"
+            act_done(by, "key.revoke", target, owner=key.owner.username)
     key.revoked_at = key.revoked_at or now
 
 

@@ -185,7 +185,7 @@ def _verdict(part: str, column: Column) -> tuple[str, str, str]:
     answer = column.answers.get(part)
     if answer is None:
         if not column.can_arrive:
-            return ("", "info", "cannot arrive: only this machine is listened to")
+            return ("", "info", "cannot arrive: it listens to this machine only")
         why = "no probe outside" if not column.networks else "this machine has no address there"
         return ("", "info", f"not tested: {why}")
     is_in = is_let_in(part, answer)

@@ -1,6 +1,13 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from appliance.console import views, views_exposure
+from appliance.console import (
+    views,
+    views_exposure,
+    views_history,
+    views_keys,
+    views_quotas,
+    views_usage,
+)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.live, name="console_live"),
@@ -23,4 +30,21 @@ urlpatterns: list[URLPattern | URLResolver] = [
         views_exposure.exposure_back,
         name="console_exposure_back",
     ),
+    path("quotas/", views_quotas.quotas, name="console_quotas"),
+    path("quotas/everybody/", views_quotas.quota_everybody, name="console_quota_everybody"),
+    re_path(
+        r"^quotas/(?P<user_id>[0-9]{1,18})/$",
+        views_quotas.quota_member,
+        name="console_quota_member",
+    ),
+    path("keys/", views_keys.keys, name="console_keys"),
+    path("keys/rules/", views_keys.keys_rules, name="console_keys_rules"),
+    re_path(
+        r"^keys/(?P<key_id>[0-9]{1,18})/revoke/$",
+        views_keys.key_revoke,
+        name="console_key_revoke",
+    ),
+    path("usage/", views_usage.usage, name="console_usage"),
+    path("usage/usage.csv", views_usage.usage_download, name="console_usage_csv"),
+    path("history/", views_history.history, name="console_history"),
 ]

@@ -133,6 +133,7 @@ def _page(
         "trial_words": change_words(trial.before, trial.after) if trial else "",
         "trial_s": TRIAL_S,
         "left_s": max(0, round(left_s)),
+        "left_words": f"{max(0, round(left_s)) // 60}:{max(0, round(left_s)) % 60:02}",
         "history": _history(row),
     }
     status = 400 if callers_form.errors or address_form.errors else 200

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import F, Q, Value
 from django.utils import timezone
 
+from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
 from appliance.errors import BadRequest, QuotaExceeded
 from appliance.quotas.models import QuotaReservation, QuotaRule, UsageDay, UsageRecord
@@ -124,17 +125,35 @@ def quota_rule_set(user: User | None, tokens_per_day: int | None, *, by: User | 
             f"{MAX_TOKENS_PER_DAY:,}, or none for no limit, is allowed.",
             param="tokens_per_day",
         )
-    rule, _ = QuotaRule.objects.update_or_create(
-        user=user,
-        is_default=user is None,
-        defaults={"tokens_per_day": tokens_per_day, "changed_by": by},
-    )
+    with transaction.atomic():
+        before = quota_default_limit() if user is None else quota_limit(user.pk)
+        rule, _ = QuotaRule.objects.update_or_create(
+            user=user,
+            is_default=user is None,
+            defaults={"tokens_per_day": tokens_per_day, "changed_by": by},
+        )
+        _rule_changed(by, "quota.set", user, before, tokens_per_day)
     return rule
 
 
-def quota_rule_clear(user: User) -> None:
+def quota_rule_clear(user: User, *, by: User | None = None) -> None:
     """Let the rule for everybody hold for `user` again."""
-    QuotaRule.objects.filter(user=user).delete()
+    with transaction.atomic():
+        before = quota_limit(user.pk)
+        if QuotaRule.objects.filter(user=user).delete()[0]:
+            _rule_changed(by, "quota.clear", user, before, quota_default_limit())
+
+
+def _rule_changed(
+    by: User | None, action: str, user: User | None, before: int | None, after: int | None
+) -> None:
+    act_done(
+        by,
+        action,
+        user.username if user else "everybody",
+        before={"tokens_per_day": before},
+        after={"tokens_per_day": after},
+    )
 
 
 def quota_status(user: User | int) -> QuotaStatus:

@@ -13,7 +13,7 @@ from appliance.accounts.models import User
 from appliance.accounts.services import user_set_active, user_set_admin
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import (
-    MAX_LIVE_KEYS,
+    key_rules,
     api_key_authenticate,
     api_key_issue,
     api_key_of,
@@ -175,7 +175,7 @@ def test_wrong_names_scopes_and_lives_are_refused(bob: User) -> None:
 
 
 def test_a_user_has_at_most_fifty_live_keys(bob: User) -> None:
-    keys = [api_key_issue(bob, f"key {number}")[0] for number in range(MAX_LIVE_KEYS)]
+    keys = [api_key_issue(bob, f"key {number}")[0] for number in range(key_rules().max_live_keys)]
     with pytest.raises(Conflict, match="Revoke one"):
         api_key_issue(bob, "one more")
     api_key_revoke(keys[0])

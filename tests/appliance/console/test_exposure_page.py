@@ -198,7 +198,7 @@ def test_a_server_for_this_machine_only_is_reached_from_nowhere_else(monkeypatch
     columns = reach_columns(policy(), [Listening("127.0.0.1", 8000)], OWN)
     elsewhere = reach_rows(columns)[0][2][-1]
     assert elsewhere.is_blocked
-    assert "only this machine is listened to" in elsewhere.verdict
+    assert "it listens to this machine only" in elsewhere.verdict
 
 
 def test_the_words_of_a_refused_network_are_those_that_the_test_looks_for() -> None:
