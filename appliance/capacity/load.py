@@ -78,7 +78,8 @@ class Load:
 
     users: int
     answers: list[Answer] = field(default_factory=list)
-    active: int = 0
+    # Those that are being answered now.
+    open: list[Answer] = field(default_factory=list)
     # Seconds in which nothing ran because the gate was closed; they are not counted.
     held_s: float = 0.0
     elapsed_s: float = 0.0
@@ -239,19 +240,19 @@ class _Level:
                 self._idle_since_s = None
 
     def _note_idle(self) -> None:
-        if self._load.active == 0 and self._idle_since_s is None:
+        if not self._load.open and self._idle_since_s is None:
             self._idle_since_s = time.monotonic()
 
     async def _one(self, number: int) -> None:
         answer = Answer(number, self._now())
-        self._load.active += 1
+        self._load.open.append(answer)
         try:
             await self._ask(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError) as exc:
             answer.error = _words(exc)
         finally:
-            self._load.active -= 1
-            if self._load.active == 0:
+            self._load.open.remove(answer)
+            if not self._load.open:
                 self._note_idle()
         if not answer.error and not answer.stamps_s:
             answer.error = "the answer was empty"

@@ -119,9 +119,15 @@ def _row(level: Level, plan: Plan, advice: Advice) -> dict[str, Any]:
         "speed": number(level.tokens_per_s),
         "each": number(level.user_tokens_per_s),
         "queue": seconds(level.queue_p95_s),
-        "kv": "–" if level.kv_share is None else f"{level.kv_share * 100:.0f} %",
+        "kv": _share(level.kv_share),
         "memory": gibibytes(level.memory_bytes),
     }
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
 def _change(one: Level | None, other: Level | None) -> str:

@@ -11,6 +11,11 @@ from appliance.capacity.load import LoadFailed
 
 SOURCE = "capacity"
 _MISSED_LOOKS = 5
+_STATE_WORDS = {
+    "loading": "The server is loading its model. Try again when it is ready.",
+    "draining": "The server was stopped.",
+    "dead": "The server's engine failed. Start the server again.",
+}
 
 
 class ServerProbe:
@@ -46,7 +51,7 @@ class ServerProbe:
             return
         self._missed = 0
         if self.state.get("state") not in ("ready", None):
-            raise LoadFailed(f"The server is {self.state['state']}; the test needs it ready.")
+            raise LoadFailed(_STATE_WORDS.get(self.state["state"], "The server is not ready."))
         self._see_members()
         self._see_memory()
 

@@ -186,7 +186,8 @@ class CapacityTest:
     def _told(self) -> dict[str, Any]:
         load, probe = self._now.load, self._probe
         answers = [] if load is None else load.answers
-        ttfts = [t for answer in answers if (t := answer.ttft_s) is not None]
+        begun = answers if load is None else [*answers, *load.open]
+        ttfts = [t for answer in begun if (t := answer.ttft_s) is not None]
         share = 0.0 if load is None else min(1.0, load.elapsed_s / self._plan.level_s)
         return {
             "users": self._now.users,
