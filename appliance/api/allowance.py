@@ -23,7 +23,7 @@ def with_allowance(view: View) -> View:
         try:
             response = await view(request)
         except (QuotaExceeded, RateLimited) as exc:
-            response = error_response(exc)
+            response = error_response(exc, request.path)
         await _tell(request, response)
         return response
 

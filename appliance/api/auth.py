@@ -35,6 +35,15 @@ class KeyAuth(AuthBase):
         return await request_key(request, self._scope)
 
 
+class MessagesKeyAuth(KeyAuth):
+    """Anthropic's clients send the key as `x-api-key`."""
+
+    async def __call__(self, request: HttpRequest) -> Any:
+        if (key := request.META.get("HTTP_X_API_KEY")) and "HTTP_AUTHORIZATION" not in request.META:
+            request.META["HTTP_AUTHORIZATION"] = f"Bearer {key}"
+        return await super().__call__(request)
+
+
 async def request_key(request: HttpRequest, scope: str) -> ApiKey:
     """The live key of this request, with its owner loaded. Also for APIs beside /v1."""
     # The server decodes header bytes as latin-1, so this gives the bytes that were sent.

@@ -1,7 +1,7 @@
 """Read and check a request's JSON body; every fault of it is a 400, 413 or 415 with a reason."""
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import pydantic
@@ -58,6 +58,11 @@ def _parse(raw: bytes, model: type[Model]) -> Model:
         raise BadRequest(f"The request body is not JSON: {exc}.") from exc
     if not isinstance(data, dict):
         raise BadRequest("The request body must be a JSON object.")
+    return body_check(data, model)
+
+
+def body_check(data: dict[str, Any], model: type[Model]) -> Model:
+    """`data` as `model`. Raises BadRequest that names the first field at fault."""
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as exc:

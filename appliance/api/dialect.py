@@ -12,8 +12,10 @@ from typing import Any
 
 import orjson
 
+from appliance.api.envelope import error_fields
 from appliance.api.reply import Piece, UsageCount
 from appliance.api.tools import ToolCall
+from appliance.errors import ApplianceError
 
 # JSON has no -Infinity; this is what OpenAI sends for "impossible".
 _LEAST_LOGPROB = -9999.0
@@ -21,7 +23,25 @@ _LEAST_LOGPROB = -9999.0
 WHOLE_ENDS = ("stop", "length", "tool_calls")
 
 
-class ChatFrames:
+class OpenAiFrames:
+    """What the streams of both forms have in common."""
+
+    keep_alive = b": keep-alive\n\n"
+    include_usage = False
+    _head: bytes
+
+    def end(self, usage: UsageCount) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self.include_usage:
+            return done
+        fields = orjson.dumps(usage.as_openai())
+        return self._head + b',"choices":[],"usage":' + fields + b"}\n\n" + done
+
+    def error(self, exc: ApplianceError) -> bytes:
+        return b"data: " + orjson.dumps(error_fields(exc)) + b"\n\n"
+
+
+class ChatFrames(OpenAiFrames):
     """`chat.completion.chunk`; holds logprobs back until there is text to send them with."""
 
     def __init__(self, model: str, *, logprobs: bool = False) -> None:
@@ -79,9 +99,6 @@ class ChatFrames:
                 + b',"finish_reason":"%s"}]}\n\n' % reason.encode()
             )
         return frame
-
-    def usage(self, usage: UsageCount) -> bytes:
-        return self._head + b',"choices":[],"usage":' + orjson.dumps(usage.as_openai()) + b"}\n\n"
 
     def _take_logprobs(self, index: int) -> bytes:
         held = self._held.pop(index, None)
@@ -146,7 +163,7 @@ def _finite(logprob: float) -> float:
 # ---- completions
 
 
-class CompletionFrames:
+class CompletionFrames(OpenAiFrames):
     """`text_completion` chunks; `echoes` are the prompts to repeat, one a choice."""
 
     def __init__(self, model: str, *, logprobs: bool = False, echoes: Sequence[str] = ()) -> None:
@@ -172,9 +189,6 @@ class CompletionFrames:
         if piece.finished is not None and piece.finished.finish_reason in ("stop", "length"):
             frame += self._frame(piece.index, "", piece.finished.finish_reason)
         return frame
-
-    def usage(self, usage: UsageCount) -> bytes:
-        return self._head + b',"choices":[],"usage":' + orjson.dumps(usage.as_openai()) + b"}\n\n"
 
     def _frame(self, index: int, text: str, finish_reason: str | None) -> bytes:
         held = self._held.pop(index, None)

@@ -1,4 +1,7 @@
-"""OpenAI's error envelope: every answer under /v1 that is no success has this form."""
+"""Error envelopes: every answer of the API that is no success has its dialect's form.
+
+OpenAI's under /v1, Anthropic's under /v1/messages, Ollama's under /api.
+"""
 
 import http
 import logging
@@ -35,7 +38,26 @@ class InternalError(ApplianceError):
         super().__init__("The server failed on this request. Try again; tell an admin if it stays.")
 
 
-def error_fields(exc: ApplianceError) -> dict[str, Any]:
+MESSAGES_PATH = "/v1/messages"
+OLLAMA_PATH = "/api/"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_fields(exc: ApplianceError, path: str = "/v1") -> dict[str, Any]:
+    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        default = "api_error" if exc.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(exc.status, default)
+        return {"type": "error", "error": {"type": kind, "message": exc.message}}
+    if path.startswith(OLLAMA_PATH):
+        return {"error": exc.message}
     return {
         "error": {
             "message": exc.message,
@@ -55,8 +77,8 @@ def json_response(body: Any, *, status: int = 200) -> HttpResponse:
     return response
 
 
-def error_response(exc: ApplianceError) -> HttpResponse:
-    response = json_response(error_fields(exc), status=exc.status)
+def error_response(exc: ApplianceError, path: str = "/v1") -> HttpResponse:
+    response = json_response(error_fields(exc, path), status=exc.status)
     if exc.status == http.HTTPStatus.UNAUTHORIZED:
         response["WWW-Authenticate"] = 'Bearer realm="API key"'
     if exc.retry_after_s is not None:
@@ -69,11 +91,11 @@ def error_response(exc: ApplianceError) -> HttpResponse:
     return response
 
 
-def exception_response(exc: Exception) -> HttpResponse:
+def exception_response(exc: Exception, path: str) -> HttpResponse:
     if isinstance(exc, ApplianceError):
-        return error_response(exc)
+        return error_response(exc, path)
     logger.error("request failed", exc_info=exc)
-    return error_response(InternalError())
+    return error_response(InternalError(), path)
 
 
 def enveloped(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
@@ -82,7 +104,7 @@ def enveloped(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
         return response
     error = _plain_error(request, response.status_code)
     error.status = response.status_code
-    replaced = error_response(error)
+    replaced = error_response(error, request.path)
     if "Allow" in response:
         replaced["Allow"] = response["Allow"]
     return replaced

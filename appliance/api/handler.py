@@ -1,6 +1,6 @@
 """The way of API requests past Django's middleware.
 
-A request under /v1 has a key and nothing else: no session, cookie, form token or page. So it goes
+A request of the API has a key and nothing else: no session, cookie, form token or page. So it goes
 from the socket to its view on the event loop, without the thread changes that the middleware for
 pages costs, and a client that leaves cancels the view itself.
 """
@@ -18,6 +18,14 @@ from appliance.api.envelope import enveloped, error_response
 from appliance.errors import BadRequest
 
 PREFIX = "/v1"
+# Ollama's names; what else is under /api is for pages.
+OLLAMA_PATHS = frozenset(
+    f"/api/{name}"
+    for name in (
+        *("chat", "generate", "tags", "show", "ps", "version", "embed", "embeddings"),
+        *("pull", "push", "create", "copy", "delete"),
+    )
+)
 
 Scope = dict[str, Any]
 App = Callable[..., Awaitable[None]]
@@ -37,7 +45,9 @@ class ApiHandler(ASGIHandler):
     ) -> tuple[HttpRequest | None, HttpResponse | None]:
         request, error = super().create_request(scope, body_file)
         if request is None and error is not None:
-            error = error_response(BadRequest("The server cannot read this request."))
+            error = error_response(
+                BadRequest("The server cannot read this request."), scope["path"]
+            )
         return request, error
 
     async def run_get_response(self, request: HttpRequest) -> HttpResponseBase:
@@ -46,7 +56,7 @@ class ApiHandler(ASGIHandler):
 
 
 class ApiPaths:
-    """ASGI: what is under /v1 goes to `api`, the rest to `pages`."""
+    """ASGI: what is under /v1, and Ollama's paths, goes to `api`, the rest to `pages`."""
 
     def __init__(self, api: App, pages: App) -> None:
         self.api = CorsHeaders(api)
@@ -54,5 +64,5 @@ class ApiPaths:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         path = scope["path"]
-        is_api = path == PREFIX or path.startswith(f"{PREFIX}/")
+        is_api = path == PREFIX or path.startswith(f"{PREFIX}/") or path in OLLAMA_PATHS
         await (self.api if is_api else self.pages)(scope, receive, send)

@@ -1,7 +1,7 @@
 """Server-sent events of a reply in one of the dialects.
 
 Everything that could refuse the request was decided before; what fails now is an error frame, and
-then the stream ends without `[DONE]`, so that no client takes half an answer for a whole one.
+then the stream ends without its usual end, so that no client takes half an answer for a whole one.
 """
 
 import logging
@@ -9,10 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-import orjson
 from django.http import StreamingHttpResponse
 
-from appliance.api.envelope import error_fields
 from appliance.api.reply import KEY_CHECK_S, Piece, Reply, UsageCount
 from appliance.errors import ApplianceError
 
@@ -20,26 +18,35 @@ logger = logging.getLogger(__name__)
 
 # Proxies cut what is silent for 30 s or more.
 KEEP_ALIVE_S = 10.0
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 class Frames(Protocol):
-    """One dialect's frames, each whole: `data: …` and the blank line."""
+    """One dialect's frames, each whole."""
 
     def start(self, num_choices: int) -> bytes: ...
     def piece(self, piece: Piece) -> bytes:
         """New text and, at the end, the finish frame; empty when there is nothing to say."""
 
-    def usage(self, usage: UsageCount) -> bytes: ...
+    def end(self, usage: UsageCount) -> bytes:
+        """What follows the last piece of an answer that is whole."""
+
+    def error(self, exc: ApplianceError) -> bytes: ...
+
+    @property
+    def keep_alive(self) -> bytes: ...
 
 
 class EventStream(StreamingHttpResponse):
     """Hands its one generator to the server as it is: fewer hops a token, and closing it closes
     the generation."""
 
-    def __init__(self, frames: AsyncIterator[bytes], request_id: str) -> None:
-        super().__init__(frames, content_type="text/event-stream; charset=utf-8")
+    def __init__(
+        self,
+        frames: AsyncIterator[bytes],
+        request_id: str,
+        content_type: str = "text/event-stream; charset=utf-8",
+    ) -> None:
+        super().__init__(frames, content_type=content_type)
         self._frames = frames
         self["Cache-Control"] = "no-cache"
         self["X-Accel-Buffering"] = "no"
@@ -50,9 +57,7 @@ class EventStream(StreamingHttpResponse):
         return self._frames
 
 
-async def event_stream(
-    reply: Reply, frames: Frames, *, include_usage: bool
-) -> AsyncIterator[bytes]:
+async def event_stream(reply: Reply, frames: Frames) -> AsyncIterator[bytes]:
     try:
         yield frames.start(len(reply.generations))
         sent_at = time.monotonic()
@@ -63,18 +68,12 @@ async def event_stream(
                 break
             chunk = b"".join([frames.piece(piece) for piece in pieces])
             if not chunk and time.monotonic() - sent_at >= KEEP_ALIVE_S:
-                chunk = KEEP_ALIVE
+                chunk = frames.keep_alive
             if chunk:
                 yield chunk
                 sent_at = time.monotonic()
-        if include_usage:
-            yield frames.usage(reply.usage())
-        yield DONE
+        yield frames.end(reply.usage())
     except ApplianceError as exc:
-        yield error_frame(exc)
+        yield frames.error(exc)
     finally:
         await reply.aclose()
-
-
-def error_frame(exc: ApplianceError) -> bytes:
-    return b"data: " + orjson.dumps(error_fields(exc)) + b"\n\n"

@@ -71,7 +71,9 @@ def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest],
     return requests, plan
 
 
-def completion_requests(body: CompletionBody, key: ApiKey) -> list[GenerationRequest]:
+def completion_requests(
+    body: CompletionBody, key: ApiKey, *, default_max_tokens: int | None = 16
+) -> list[GenerationRequest]:
     """One request a choice: for several prompts all choices of the first come first."""
     model = model_check(body.model, key)
     if body.suffix:
@@ -90,8 +92,8 @@ def completion_requests(body: CompletionBody, key: ApiKey) -> list[GenerationReq
             f"at most {MAX_CHOICES} are allowed.",
             param="prompt",
         )
-    # OpenAI's default for this endpoint.
-    options = _options(body, max_tokens=16 if body.max_tokens is None else body.max_tokens)
+    max_tokens = default_max_tokens if body.max_tokens is None else body.max_tokens
+    options = _options(body, max_tokens=max_tokens)
     return [
         GenerationRequest(
             caller=_caller(key),

@@ -1,4 +1,4 @@
-"""Routes under /v1. Every view answers in the envelope, needs a key and takes no cookie."""
+"""Routes under /v1, and Ollama's under /api: enveloped, a key needed, no cookie read."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -11,7 +11,9 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from appliance.api.envelope import enveloped
-from appliance.api.views import api
+from appliance.api.handler import OLLAMA_PATHS
+from appliance.api.messages_views import api
+from appliance.api.ollama_views import ollama_api
 
 AsyncView = Callable[..., Awaitable[HttpResponseBase]]
 
@@ -33,11 +35,14 @@ async def unknown(request: HttpRequest, *args: object) -> HttpResponseBase:
 
 
 def _routes() -> list[URLPattern | URLResolver]:
-    patterns, _, _ = api.urls
-    for pattern in patterns:
-        if pattern.name != "api-root":
-            yield path(f"v1/{pattern.pattern._route}", api_view(pattern.callback))
+    for prefix, routes in (("v1/", api), ("api/", ollama_api)):
+        patterns, _, _ = routes.urls
+        for pattern in patterns:
+            if pattern.name != "api-root":
+                yield path(prefix + pattern.pattern._route, api_view(pattern.callback))
     yield re_path(r"^v1(/.*)?$", api_view(unknown))
+    for ollama_path in OLLAMA_PATHS:
+        yield path(ollama_path.removeprefix("/"), api_view(unknown))
 
 
 urlpatterns: list[URLPattern | URLResolver] = list(_routes())

@@ -11,6 +11,7 @@ from appliance.api.body import body_read
 from appliance.api.dialect import (
     ChatFrames,
     CompletionFrames,
+    OpenAiFrames,
     chat_answer,
     completion_answer,
 )
@@ -24,7 +25,7 @@ from appliance.api.schemas import (
     Generate,
     TokenizeBody,
 )
-from appliance.api.sse import EventStream, Frames, event_stream
+from appliance.api.sse import EventStream, event_stream
 from appliance.api.translate import (
     chat_requests,
     completion_requests,
@@ -49,7 +50,7 @@ api = NinjaAPI(
 @api.exception_handler(Exception)
 @api.exception_handler(ApplianceError)
 def on_exception(request: HttpRequest, exc: Exception) -> HttpResponseBase:
-    return exception_response(exc)
+    return exception_response(exc, request.path)
 
 
 # ---- models
@@ -58,10 +59,15 @@ def on_exception(request: HttpRequest, exc: Exception) -> HttpResponseBase:
 @api.api_operation(["GET", "HEAD"], "/models", auth=KeyAuth("models"))
 async def models(request: HttpRequest) -> HttpResponseBase:
     """The loaded model, as a list of one; empty while none is loaded."""
+    data = [_model_fields(model) for model in shown_models(request)]
+    return json_response({"object": "list", "data": data})
+
+
+def shown_models(request: HttpRequest) -> list[ModelInfo]:
+    """What the key may know of."""
     model = get_backend().model
     allowed = request.auth.allowed_models
-    shown = [model] if model and (not allowed or model.name in allowed) else []
-    return json_response({"object": "list", "data": [_model_fields(model) for model in shown]})
+    return [model] if model and (not allowed or model.name in allowed) else []
 
 
 @api.api_operation(["GET", "HEAD"], "/models/{path:model_id}", auth=KeyAuth("models"))
@@ -94,7 +100,7 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     if body.stream:
         return _streamed(body, reply, ChatFrames(body.model, logprobs=logprobs))
     choices = await reply_collect(reply)
-    return _whole(chat_answer(body.model, choices, reply.usage(), logprobs=logprobs), reply)
+    return whole_answer(chat_answer(body.model, choices, reply.usage(), logprobs=logprobs), reply)
 
 
 @api.post("/completions", auth=KeyAuth("chat"))
@@ -110,7 +116,7 @@ async def completions(request: HttpRequest) -> HttpResponseBase:
         return _streamed(body, reply, frames)
     choices = await reply_collect(reply)
     answer = completion_answer(body.model, choices, reply.usage(), logprobs=logprobs, echoes=echoes)
-    return _whole(answer, reply)
+    return whole_answer(answer, reply)
 
 
 @api.post("/tokenize", auth=KeyAuth("chat"))
@@ -148,12 +154,12 @@ async def embeddings(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-def _streamed(body: Generate, reply: Reply, frames: Frames) -> HttpResponseBase:
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return EventStream(event_stream(reply, frames, include_usage=include_usage), reply.request_id)
+def _streamed(body: Generate, reply: Reply, frames: OpenAiFrames) -> HttpResponseBase:
+    frames.include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return EventStream(event_stream(reply, frames), reply.request_id)
 
 
-def _whole(answer: dict[str, Any], reply: Reply) -> HttpResponseBase:
+def whole_answer(answer: dict[str, Any], reply: Reply) -> HttpResponseBase:
     response = json_response(answer)
     response["X-Request-Id"] = reply.request_id
     return response

@@ -134,6 +134,7 @@ def _event(event: TextEvent) -> GenerationEvent:
         duration_s=event.duration_s,
         # For an abort: the words of who ended it, if there are any.
         error=event.detail if reason in ("error", "abort") else None,
+        stop=event.detail if reason == "stop" else None,
     )
 
 

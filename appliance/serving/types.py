@@ -107,6 +107,8 @@ class Finished:
     ttft_s: float | None
     duration_s: float
     error: str | None = None
+    # The stop string that ended it, if one did; also ids of tokens, as text.
+    stop: str | None = None
 
 
 GenerationEvent = Queued | Reading | Delta | Finished

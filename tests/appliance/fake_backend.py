@@ -88,6 +88,7 @@ class FakeStream:
             ttft_s=0.1 if self.completion_tokens else None,
             duration_s=0.5,
             error=error,
+            stop=backend.stop_found if reason == "stop" else None,
         )
 
     async def aclose(self) -> None:
@@ -104,6 +105,8 @@ class FakeBackend:
     hold_after: int | None = None
     fail_after: int | None = None
     down: bool = False
+    # The stop string that ends every answer.
+    stop_found: str | None = None
     # What every token carries when logprobs are asked for; see `types.Delta`.
     logprobs: Any = None
     settings: dict[str, Any] = field(default_factory=lambda: {"slots": 4})
