@@ -234,7 +234,7 @@ class Engine:
         )
         self._positions = QueuePositions(self._scheduler)
         self._publisher.attach(self._scheduler, self._reporter.metrics, info)
-        self._publisher.publish(did_step=False)
+        self._publisher.publish(did_step=False, did_change=True)
         self._info = info
         self._inbox.open()
         self._is_settled.set()
@@ -242,7 +242,8 @@ class Engine:
     def step(self) -> bool:
         """Take in what was handed over, plan, compute, deliver. False when nothing could run."""
         start_s = self._clock()
-        for command in self._inbox.take():
+        commands = list(self._inbox.take())
+        for command in commands:
             self._obey(command, start_s)
         output = self._scheduler.schedule(start_s)
         if output is not None:
@@ -250,8 +251,10 @@ class Engine:
         if self._fatal is not None:
             return False
         self._report_and_deliver()
-        self._publisher.publish(did_step=output is not None)
-        return output is not None
+        did_step = output is not None
+        # An abort moves blocks without a step.
+        self._publisher.publish(did_step=did_step, did_change=did_step or bool(commands))
+        return did_step
 
     def _run(self) -> None:
         """The thread's edge: whatever is raised below, no stream is left open."""

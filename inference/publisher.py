@@ -64,12 +64,16 @@ class Publisher:
         """A setting changed: the next picture is due after this step."""
         self._next_stats_s = 0.0
 
-    def publish(self, *, did_step: bool) -> None:
-        """Between two steps: make what is due. Without a step everything that changed is due."""
+    def publish(self, *, did_step: bool, did_change: bool) -> None:
+        """Between two steps: make what is due. Without a step everything that changed is due.
+
+        Args:
+            did_change: who holds which block may be another than at the last call.
+        """
         assert self._source is not None, "nothing is loaded"
         scheduler, metrics, info = self._source
         self._last_step_s = now_s = self._clock()
-        self._is_map_stale |= did_step
+        self._is_map_stale |= did_change
         if not did_step or now_s >= self._next_stats_s:
             self._stats = engine_stats(
                 scheduler,

@@ -5,7 +5,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.contrib.sessions.models import Session
 from django.core.cache import cache
-from django.db import connections
+from django.db import connection, connections
 from django.test.utils import setup_databases, teardown_databases
 
 from appliance.accounts.models import User
@@ -23,7 +23,18 @@ def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> It
         made = setup_databases(verbosity=0, interactive=False)
     yield
     with django_db_blocker.unblock():
+        _end_other_connections()
         teardown_databases(made, verbosity=0)
+
+
+def _end_other_connections() -> None:
+    """Threads of the tests may still hold one, and PostgreSQL drops no database that is in use."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
 
 
 @pytest.fixture

@@ -454,6 +454,18 @@ def test_the_block_map_is_fresh_after_the_engine_went_idle(running):
     until(lambda: -2 in running.block_map().cells)
 
 
+def test_the_block_map_shows_an_abort_that_left_nothing_to_compute(clock):
+    engine = share_a_prefix(clock)
+    for request_id in ("a", "b"):
+        engine.abort(request_id)
+    assert engine.step() is False
+    clock.step(engine, 1)
+    engine.block_map()
+    clock.step(engine, 1)
+    assert not engine.block_map().holders
+    assert engine.stats().kv.blocks_used == 0
+
+
 def test_waiting_requests_are_told_their_place(engine):
     for _ in range(4):
         engine.add_request(make_request(4, 6))
