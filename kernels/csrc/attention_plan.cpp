@@ -95,7 +95,7 @@ void run_attention(const Kernels& kernels, const AttentionArgs& args, const int3
   // One by one, because their costs differ widely.
   share_pieces((int64_t)plan.items.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-      kernels.attend(args, plan.items[(size_t)i], thread_scratch(scratch));
+      kernels.attend(args, plan.items[(size_t)i], thread_scratch<ScratchUse::kKernel>(scratch));
   });
   for (const SplitRow& row : plan.split_rows)
     kernels.combine(args, row.partials, row.splits, row.row);

@@ -106,33 +106,35 @@ Linear::Pack Linear::new_pack(int bits, bool has_min) const {
 }
 
 at::Tensor Linear::run(const at::Tensor& x, bool out_float) const {
-  const bool has_dense = tiles_ || dense_.defined();
-  TORCH_CHECK(has_dense || groups_, "a linear without weights");
-  if (groups_ && (x.size(0) <= kernels_.quant_row_limit || !has_dense))
-    return run_pack(groups_, x, out_float);
-  return tiles_ ? run_pack(tiles_, x, out_float) : run_dense(x, out_float);
+  const auto dtype = out_float || !kernels_.bf16_activations ? at::kFloat : at::kBFloat16;
+  return run_into(x, at::empty({x.size(0), num_columns_}, dtype));
 }
 
-at::Tensor Linear::run_pack(const Pack& pack, const at::Tensor& x, bool out_float) const {
+at::Tensor Linear::run_into(const at::Tensor& x, const at::Tensor& out) const {
+  const bool has_dense = tiles_ || dense_.defined();
+  TORCH_CHECK(has_dense || groups_, "a linear without weights");
+  const bool by_groups = groups_ && (x.size(0) <= kernels_.quant_row_limit || !has_dense);
+  if (!by_groups && !tiles_) return run_dense(x, out.scalar_type() == at::kFloat);
+  run_pack(by_groups ? groups_ : tiles_, x, out);
+  return out;
+}
+
+void Linear::run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out) const {
   const int64_t rows = x.size(0);
-  const auto dtype = out_float || !kernels_.bf16_activations ? at::kFloat : at::kBFloat16;
-  at::Tensor out = at::empty({rows, num_columns_}, dtype);
   QuantLinearArgs args{};
   args.weights = pack.weights;
   args.input = x.const_data_ptr();
   args.out = out.data_ptr();
-  args.out_float = dtype == at::kFloat;
+  args.out_float = out.scalar_type() == at::kFloat;
   args.num_rows = rows;
-  at::Tensor prepared = at::empty({kernels_.quant_prepared_size(args)}, at::kFloat);
-  args.prepared = prepared.data_ptr<float>();
+  args.prepared = thread_scratch<ScratchUse::kPrepared>(kernels_.quant_prepared_size(args));
   share_range((rows + 15) / 16, 4, [&](int64_t begin, int64_t end) {
     kernels_.quant_prepare(args, begin, end);
   });
   const int64_t scratch = kernels_.quant_scratch_size(args);
   share_range(num_columns_ / kernels_.tile_columns, kLeastTiles, [&](int64_t begin, int64_t end) {
-    kernels_.quant_linear(args, thread_scratch(scratch), begin, end);
+    kernels_.quant_linear(args, thread_scratch<ScratchUse::kKernel>(scratch), begin, end);
   });
-  return out;
 }
 
 at::Tensor Linear::run_dense(const at::Tensor& x, bool out_float) const {

@@ -27,6 +27,10 @@ class Linear : public torch::CustomClassHolder {
   // x: [rows, depth] activations -> [rows, num_columns], float where `out_float`.
   at::Tensor run(const at::Tensor& x, bool out_float) const;
 
+  // The same into `out` [rows, num_columns], float or activations; returns `out`, or another tensor
+  // where oneDNN made one.
+  at::Tensor run_into(const at::Tensor& x, const at::Tensor& out) const;
+
   // Whether groups alone serve any number of rows, so that the dense weights need not be kept.
   bool groups_suffice() const;
 
@@ -41,7 +45,7 @@ class Linear : public torch::CustomClassHolder {
   };
 
   Pack new_pack(int bits, bool has_min) const;
-  at::Tensor run_pack(const Pack& pack, const at::Tensor& x, bool out_float) const;
+  void run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out) const;
   at::Tensor run_dense(const at::Tensor& x, bool out_float) const;
 
   const Kernels& kernels_;

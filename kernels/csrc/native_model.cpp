@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include "attention_plan.h"
 #include "parallel.h"
@@ -22,6 +23,13 @@ const T* data_or_null(const at::Tensor& tensor) {
 at::Tensor float_weight(const at::Tensor& weight) { return weight.to(at::kFloat).contiguous(); }
 
 }  // namespace
+
+at::Tensor Workspace::take(Slot slot, int64_t rows, int64_t columns, at::ScalarType dtype) {
+  at::Tensor& memory = memory_[slot];
+  const int64_t bytes = rows * columns * (int64_t)c10::elementSize(dtype);
+  if (!memory.defined() || memory.size(0) < bytes) memory = at::empty({bytes}, at::kByte);
+  return at::from_blob(memory.data_ptr(), {rows, columns}, dtype);
+}
 
 NativeModel::NativeModel(const std::string& kernels_id, int64_t num_heads, double eps,
                          double scale, at::Tensor embedding, at::Tensor final_norm,
@@ -87,11 +95,13 @@ at::Tensor NativeModel::forward(at::Tensor input_ids, at::Tensor positions,
   at::Tensor residual = embed(input_ids), delta;
   for (size_t i = 0; i < layers_.size(); i++) {
     const Layer& layer = layers_[i];
-    at::Tensor qkv = layer.qkv->run(norm(residual, delta, layer.input_norm, {}), false);
+    at::Tensor normed = norm(residual, delta, layer.input_norm, {});
+    at::Tensor qkv = linear(*layer.qkv, normed, Workspace::kQkv);
     rope_and_write(qkv, step, (int64_t)i);
-    delta = layer.output->run(attend(qkv, step, (int64_t)i), false);
-    at::Tensor gate_up = layer.gate_up->run(norm(residual, delta, layer.post_norm, {}), false);
-    delta = layer.down->run(silu_and_mul(gate_up), false);
+    delta = linear(*layer.output, attend(qkv, step, (int64_t)i), Workspace::kDelta);
+    normed = norm(residual, delta, layer.post_norm, {});
+    at::Tensor gate_up = linear(*layer.gate_up, normed, Workspace::kGateUp);
+    delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta);
   }
   if (!logits_indices.size(0)) return at::empty({0, lm_head_->num_columns()}, at::kFloat);
   return lm_head_->run(norm(residual, delta, final_norm_, logits_indices), true);
@@ -120,13 +130,18 @@ void NativeModel::check_step(const StepTensors& step) const {
                 " at a position below ", limit, " is allowed");
 }
 
-at::Tensor NativeModel::new_activations(int64_t rows, int64_t columns) const {
-  return at::empty({rows, columns}, kernels_.bf16_activations ? at::kBFloat16 : at::kFloat);
+at::Tensor NativeModel::activations(Workspace::Slot slot, int64_t rows, int64_t columns) {
+  return workspace_.take(slot, rows, columns,
+                         kernels_.bf16_activations ? at::kBFloat16 : at::kFloat);
 }
 
-at::Tensor NativeModel::embed(const at::Tensor& input_ids) const {
+at::Tensor NativeModel::linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot) {
+  return weights.run_into(x, activations(slot, x.size(0), weights.num_columns()));
+}
+
+at::Tensor NativeModel::embed(const at::Tensor& input_ids) {
   const int64_t rows = input_ids.size(0);
-  at::Tensor out = at::empty({rows, hidden_}, at::kFloat);
+  at::Tensor out = workspace_.take(Workspace::kResidual, rows, hidden_, at::kFloat);
   const auto* table = (const bf16*)embedding_.const_data_ptr();
   const int64_t* ids = input_ids.const_data_ptr<int64_t>();
   float* to = out.data_ptr<float>();
@@ -137,9 +152,9 @@ at::Tensor NativeModel::embed(const at::Tensor& input_ids) const {
 }
 
 at::Tensor NativeModel::norm(const at::Tensor& residual, const at::Tensor& delta,
-                             const at::Tensor& weight, const at::Tensor& rows) const {
+                             const at::Tensor& weight, const at::Tensor& rows) {
   const int64_t count = rows.defined() ? rows.size(0) : residual.size(0);
-  at::Tensor out = new_activations(count, hidden_);
+  at::Tensor out = activations(Workspace::kNormed, count, hidden_);
   NormArgs args{};
   args.residual = residual.data_ptr<float>();
   args.delta = delta.defined() ? delta.const_data_ptr() : nullptr;
@@ -178,9 +193,8 @@ void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
   });
 }
 
-at::Tensor NativeModel::attend(const at::Tensor& qkv, const StepTensors& step,
-                               int64_t layer) const {
-  at::Tensor out = new_activations(qkv.size(0), num_heads_ * head_dim_);
+at::Tensor NativeModel::attend(const at::Tensor& qkv, const StepTensors& step, int64_t layer) {
+  at::Tensor out = activations(Workspace::kAttended, qkv.size(0), num_heads_ * head_dim_);
   AttentionArgs args{};
   args.query = qkv.const_data_ptr();
   args.query_stride = qkv.size(1);
@@ -199,9 +213,9 @@ at::Tensor NativeModel::attend(const at::Tensor& qkv, const StepTensors& step,
   return out;
 }
 
-at::Tensor NativeModel::silu_and_mul(const at::Tensor& gate_up) const {
+at::Tensor NativeModel::silu_and_mul(const at::Tensor& gate_up) {
   const int64_t rows = gate_up.size(0), width = gate_up.size(1) / 2;
-  at::Tensor out = new_activations(rows, width);
+  at::Tensor out = activations(Workspace::kGated, rows, width);
   const void* from = gate_up.const_data_ptr();
   void* to = out.data_ptr();
   share_range(rows, rows_per_piece(2 * width), [&](int64_t begin, int64_t end) {

@@ -26,6 +26,18 @@ struct StepTensors {
   at::Tensor logits_indices;
 };
 
+// Memory of a step's intermediate tensors, kept from step to step and grown when a step is larger.
+class Workspace {
+ public:
+  enum Slot { kResidual, kNormed, kQkv, kAttended, kDelta, kGateUp, kGated, kNumSlots };
+
+  // [rows, columns]; what the slot gave before is overwritten.
+  at::Tensor take(Slot slot, int64_t rows, int64_t columns, at::ScalarType dtype);
+
+ private:
+  at::Tensor memory_[kNumSlots];
+};
+
 class NativeModel : public torch::CustomClassHolder {
  public:
   // embedding: [vocab, hidden] bf16; cos_sin: [max_position, head_dim] float; caches:
@@ -45,13 +57,15 @@ class NativeModel : public torch::CustomClassHolder {
 
  private:
   void check_step(const StepTensors& step) const;
-  at::Tensor embed(const at::Tensor& input_ids) const;
+  at::Tensor embed(const at::Tensor& input_ids);
+  // `rows` of residual + delta, or all where it is undefined.
   at::Tensor norm(const at::Tensor& residual, const at::Tensor& delta, const at::Tensor& weight,
-                  const at::Tensor& rows) const;
+                  const at::Tensor& rows);
   void rope_and_write(const at::Tensor& qkv, const StepTensors& step, int64_t layer) const;
-  at::Tensor attend(const at::Tensor& qkv, const StepTensors& step, int64_t layer) const;
-  at::Tensor silu_and_mul(const at::Tensor& gate_up) const;
-  at::Tensor new_activations(int64_t rows, int64_t columns) const;
+  at::Tensor attend(const at::Tensor& qkv, const StepTensors& step, int64_t layer);
+  at::Tensor silu_and_mul(const at::Tensor& gate_up);
+  at::Tensor activations(Workspace::Slot slot, int64_t rows, int64_t columns);
+  at::Tensor linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot);
 
   const Kernels& kernels_;
   int64_t num_heads_, num_kv_heads_, head_dim_, hidden_, block_size_;
@@ -59,6 +73,7 @@ class NativeModel : public torch::CustomClassHolder {
   at::Tensor embedding_, final_norm_, cos_sin_, key_cache_, value_cache_;
   LinearPtr lm_head_;
   std::vector<Layer> layers_;
+  Workspace workspace_;
 };
 
 }  // namespace blockhouse

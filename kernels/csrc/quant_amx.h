@@ -12,8 +12,8 @@ namespace blockhouse {
 namespace {
 
 constexpr int64_t kExactRows = 32;
-// Groups of k that are unpacked at a time for many rows: two tiles of them stay in L2.
-constexpr int64_t kPanelGroups = 64;
+// What is unpacked at a time for many rows, to stay in L2 while they pass over it.
+constexpr int64_t kPanelBytes = 512 * 1024;
 constexpr int64_t kPairColumns = 2 * kColumns;
 
 BH_INLINE int64_t row_blocks(const QuantLinearArgs& args) {
@@ -28,8 +28,15 @@ int64_t amx_prepared_size(const QuantLinearArgs& args) {
   return row_blocks(args) * kRowBlock * args.weights.depth / 2;
 }
 
+// Tiles of columns that pass together; even.
+BH_INLINE int64_t panel_tiles(const QuantWeights& weights) {
+  const int64_t pairs = kPanelBytes / (2 * weights.depth / kGroup * kTileBytes);
+  return pairs < 1 ? 2 : pairs * 2;
+}
+
 int64_t amx_scratch_size(const QuantLinearArgs& args) {
-  return row_blocks(args) * kRowBlock * kPairColumns + 2 * kPanelGroups * kTileFloats;
+  if (!is_packed(args) || args.weights.bits == 16) return 0;
+  return panel_tiles(args.weights) * (args.weights.depth / kGroup) * kTileFloats;
 }
 
 // Few rows: group sums. Many: the rows as tiles, [block, group, 16, 32] bf16, zeros past the end.
@@ -173,56 +180,36 @@ BH_INLINE __m512i scale_pairs(__m512i pairs, const GroupScale& by) {
 
 template <int kBits>
 void unpack_scaled(const QuantWeights& weights, const ByteTables& tables, int64_t tile,
-                   int64_t begin, int64_t end, uint8_t* to) {
-  for (int64_t g = begin; g < end; g++) {
+                   uint8_t* to) {
+  const int64_t groups = weights.depth / kGroup;
+  for (int64_t g = 0; g < groups; g++) {
     __m512i unpacked[16];
     const uint8_t* values = group_values(weights, tile, g);
     if (kBits == 4)
       unpack_nibbles(values, unpacked);
     else
       unpack_bytes(values, tables, unpacked);
-    const GroupScale by = group_scale<kBits>(weights, tile * (weights.depth / kGroup) + g);
+    const GroupScale by = group_scale<kBits>(weights, tile * groups + g);
 #pragma GCC unroll 16
     for (int v = 0; v < 16; v++)
-      _mm512_store_si512(to + (g - begin) * kTileBytes + v * 64, scale_pairs(unpacked[v], by));
+      _mm512_store_si512(to + g * kTileBytes + v * 64, scale_pairs(unpacked[v], by));
   }
 }
 
-// Tiles of the right matrix for some groups: unpacked into `panel`, or as they lie.
-BH_INLINE const uint8_t* right_of(const QuantWeights& weights, const ByteTables& tables,
-                                  int64_t tile, int64_t begin, int64_t end, uint8_t* panel) {
-  if (weights.bits == 16) return group_values(weights, tile, begin);
-  if (weights.bits == 4)
-    unpack_scaled<4>(weights, tables, tile, begin, end, panel);
-  else
-    unpack_scaled<8>(weights, tables, tile, begin, end, panel);
-  return panel;
-}
-
-// One or two blocks of 16 rows times two tiles of columns; `sums` is [rows, 32].
+// One or two blocks of 16 rows times two tiles of columns; `sums` becomes [rows, 32].
 template <int kBlocks>
-void multiply_pair(const Left* left, int64_t begin, int64_t end, const uint8_t* const* right,
-                   bool is_first, float* sums) {
+void multiply_pair(const Left* left, int64_t groups, const uint8_t* first, const uint8_t* second,
+                   float* sums) {
   constexpr int64_t kBytes = kPairColumns * 4;
-  float* below = sums + kTileRows * kPairColumns;
-  if (is_first) {
-    BH_TILE_ZERO(0);
-    BH_TILE_ZERO(1);
-    BH_TILE_ZERO(2);
-    BH_TILE_ZERO(3);
-  } else {
-    BH_TILE_LOAD(0, sums, kBytes);
-    BH_TILE_LOAD(1, sums + kColumns, kBytes);
-    if (kBlocks == 2) {
-      BH_TILE_LOAD(2, below, kBytes);
-      BH_TILE_LOAD(3, below + kColumns, kBytes);
-    }
-  }
-  for (int64_t g = begin; g < end; g++) {
-    BH_TILE_LOAD(6, right[0] + (g - begin) * kTileBytes, 64);
+  BH_TILE_ZERO(0);
+  BH_TILE_ZERO(1);
+  BH_TILE_ZERO(2);
+  BH_TILE_ZERO(3);
+  for (int64_t g = 0; g < groups; g++) {
+    BH_TILE_LOAD(6, first + g * kTileBytes, 64);
     BH_TILE_LOAD(4, left[0].rows + g * left[0].group_step, left[0].row_bytes);
     BH_TILE_MULTIPLY(0, 4, 6);
-    BH_TILE_LOAD(7, right[1] + (g - begin) * kTileBytes, 64);
+    BH_TILE_LOAD(7, second + g * kTileBytes, 64);
     BH_TILE_MULTIPLY(1, 4, 7);
     if (kBlocks == 2) {
       BH_TILE_LOAD(5, left[1].rows + g * left[1].group_step, left[1].row_bytes);
@@ -233,44 +220,68 @@ void multiply_pair(const Left* left, int64_t begin, int64_t end, const uint8_t* 
   BH_TILE_STORE(0, sums, kBytes);
   BH_TILE_STORE(1, sums + kColumns, kBytes);
   if (kBlocks == 2) {
+    float* below = sums + kTileRows * kPairColumns;
     BH_TILE_STORE(2, below, kBytes);
     BH_TILE_STORE(3, below + kColumns, kBytes);
   }
 }
 
-// All rows times the tiles `tile` and `tile + 1`, or `tile` alone.
-void many_rows_pair(const QuantLinearArgs& args, const ByteTables& tables, float* scratch,
-                    int64_t tile, bool two) {
-  const int64_t blocks = row_blocks(args), groups = args.weights.depth / kGroup;
-  float* sums = scratch;
-  auto* panel = (uint8_t*)(scratch + blocks * kRowBlock * kPairColumns);
-  for (int64_t begin = 0; begin < groups; begin += kPanelGroups) {
-    const int64_t end = begin + kPanelGroups < groups ? begin + kPanelGroups : groups;
-    const uint8_t* right[2];
-    right[0] = right_of(args.weights, tables, tile, begin, end, panel);
-    right[1] = two ? right_of(args.weights, tables, tile + 1, begin, end,
-                              panel + kPanelGroups * kTileBytes)
-                   : right[0];
-    __asm__ volatile("" ::: "memory");  // the panel is written before tiles read it
-    for (int64_t block = 0; block < blocks; block += 2) {
-      const Left left[2] = {left_of(args, block), left_of(args, block + 1)};
-      float* to = sums + block * kRowBlock * kPairColumns;
-      if (block + 1 < blocks)
-        multiply_pair<2>(left, begin, end, right, begin == 0, to);
-      else
-        multiply_pair<1>(left, begin, end, right, begin == 0, to);
-    }
-  }
-  for (int64_t r = 0; r < args.num_rows; r++) {
+// Rows from `row` on, at most 32, of the tiles `tile` and, where `two`, the next.
+void store_pair(const QuantLinearArgs& args, int64_t row, int64_t tile, bool two,
+                const float* sums) {
+  const int64_t left = args.num_rows - row, rows = left < 2 * kRowBlock ? left : 2 * kRowBlock;
+  for (int64_t r = 0; r < rows; r++) {
     const __m512 first = _mm512_load_ps(sums + r * kPairColumns);
     const __m512 second = _mm512_load_ps(sums + r * kPairColumns + kColumns);
     if (two && !args.out_float) {
-      bf16* to = (bf16*)args.out + r * args.weights.num_columns + tile * kColumns;
+      bf16* to = (bf16*)args.out + (row + r) * args.weights.num_columns + tile * kColumns;
       _mm512_storeu_si512((void*)to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
     } else {
-      store_total(args, r, tile, first);
-      if (two) store_total(args, r, tile + 1, second);
+      store_total(args, row + r, tile, first);
+      if (two) store_total(args, row + r, tile + 1, second);
     }
+  }
+}
+
+// All rows times the tiles from `begin` to `end`, whose right matrices lie side by side.
+void multiply_panel(const QuantLinearArgs& args, int64_t begin, int64_t end,
+                    const uint8_t* right) {
+  alignas(64) float sums[2 * kRowBlock * kPairColumns];
+  const int64_t blocks = row_blocks(args), groups = args.weights.depth / kGroup;
+  for (int64_t block = 0; block < blocks; block += 2) {
+    const Left left[2] = {left_of(args, block), left_of(args, block + 1)};
+    for (int64_t tile = begin; tile < end; tile += 2) {
+      const bool two = tile + 1 < end;
+      const uint8_t* first = right + (tile - begin) * groups * kTileBytes;
+      const uint8_t* second = two ? first + groups * kTileBytes : first;
+      if (block + 1 < blocks)
+        multiply_pair<2>(left, groups, first, second, sums);
+      else
+        multiply_pair<1>(left, groups, first, second, sums);
+      store_pair(args, block * kRowBlock, tile, two, sums);
+    }
+  }
+}
+
+void many_rows(const QuantLinearArgs& args, const ByteTables& tables, float* scratch,
+               int64_t begin, int64_t end) {
+  const int64_t step = panel_tiles(args.weights), groups = args.weights.depth / kGroup;
+  for (int64_t first = begin; first < end; first += step) {
+    const int64_t last = first + step < end ? first + step : end;
+    if (args.weights.bits == 16) {
+      multiply_panel(args, first, last, group_values(args.weights, first, 0));
+      continue;
+    }
+    auto* panel = (uint8_t*)scratch;
+    for (int64_t tile = first; tile < last; tile++) {
+      uint8_t* to = panel + (tile - first) * groups * kTileBytes;
+      if (args.weights.bits == 4)
+        unpack_scaled<4>(args.weights, tables, tile, to);
+      else
+        unpack_scaled<8>(args.weights, tables, tile, to);
+    }
+    __asm__ volatile("" ::: "memory");  // the panel is written before tiles read it
+    multiply_panel(args, first, last, panel);
   }
 }
 
@@ -282,8 +293,7 @@ void amx_linear(const QuantLinearArgs& args, float* scratch, int64_t begin, int6
       configure_tiles(kTileRows, kTileRows);
     else
       configure_tiles(rows < kTileRows ? rows : kTileRows, rows - kTileRows);
-    for (int64_t tile = begin; tile < end; tile += 2)
-      many_rows_pair(args, tables, scratch, tile, tile + 1 < end);
+    many_rows(args, tables, scratch, begin, end);
   } else if (args.weights.bits == 4) {
     exact_rows<4>(args, tables, begin, end);
   } else {
