@@ -52,7 +52,7 @@ def ensure_library(cache_dir: Path = DEFAULT_CACHE_DIR) -> Path:
         BuildFailed: there is no compiler, it reported an error, or the cache cannot be written.
     """
     compiler = shutil.which("g++") or shutil.which("clang++")
-    library = cache_dir / _library_name(compiler)
+    library = cache_dir / _library_name()
     if library.exists():
         return library
     if compiler is None:
@@ -74,7 +74,7 @@ def ensure_library(cache_dir: Path = DEFAULT_CACHE_DIR) -> Path:
     return library
 
 
-def _library_name(compiler: str | None) -> str:
+def _library_name() -> str:
     digest = hashlib.sha256()
     for text in (torch.__version__, platform.machine(), *COMMON_FLAGS, repr(X86_FLAGS)):
         digest.update(text.encode() + b"\0")
