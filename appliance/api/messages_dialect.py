@@ -138,5 +138,5 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
-def _event(name: str, **fields: Any) -> bytes:
+def _event(name: str, /, **fields: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps({"type": name, **fields}))

@@ -12,8 +12,14 @@ from django.views.decorators.csrf import csrf_exempt
 
 from appliance.api.envelope import enveloped
 from appliance.api.handler import OLLAMA_PATHS
-from appliance.api.messages_views import api
+from appliance.api.messages_views import messages
 from appliance.api.ollama_views import ollama_api
+from appliance.api.openapi import openapi
+from appliance.api.responses_views import responses
+from appliance.api.views import api
+
+# Views register themselves where they are defined.
+VIEWS = (messages, openapi, responses)
 
 AsyncView = Callable[..., Awaitable[HttpResponseBase]]
 

@@ -15,12 +15,25 @@ from appliance.asgi import application
 DEADLINE_S = 20.0
 
 
+_tasks: set[asyncio.Task[None]] = set()
+
+
+async def answers_end() -> None:
+    """What a test did not read to its end would hold files and slots into the next one."""
+    tasks = list(_tasks)
+    _tasks.clear()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Answer:
     def __init__(self, scope: dict[str, Any], body: bytes) -> None:
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._received.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self._task = asyncio.create_task(application(scope, self._received.get, self._sent.put))
+        _tasks.add(self._task)
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""

@@ -7,7 +7,7 @@ from appliance.accounts.services import user_create
 from appliance.api_keys.services import api_key_issue
 from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_install, gateway_remove
-from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
+from tests.appliance.api.asgi_caller import DEADLINE_S, Caller, answers_end
 from tests.appliance.fake_backend import FakeBackend
 
 
@@ -22,6 +22,7 @@ async def backend(committed_db: None) -> AsyncIterator[FakeBackend]:
     backend = FakeBackend()
     gateway_install(backend)
     yield backend
+    await answers_end()
     gateway_remove()
     # Else it would write into the next test's database.
     assert await bookings_wait(DEADLINE_S) == 0

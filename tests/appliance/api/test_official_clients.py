@@ -219,3 +219,25 @@ def test_openai_tools_streamed(gpt: openai.OpenAI) -> None:
 def test_openai_embeddings_b18(gpt: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no embeddings"):
         gpt.embeddings.create(model="scripted", input="a")
+
+
+def test_openai_responses_whole_and_streamed(gpt: openai.OpenAI) -> None:
+    whole = gpt.responses.create(model="scripted", input="What is it?", instructions="Be brief.")
+    assert (whole.output_text, whole.status) == (TEXT, "completed")
+    with gpt.responses.stream(model="scripted", input="What is it?") as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(texts) == final.output_text == TEXT
+    assert final.usage is not None
+    assert final.usage.output_tokens == 5
+
+
+def test_openai_responses_with_tools(gpt: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", **TOOL["function"], "strict": False}
+    answer = gpt.responses.create(model="scripted", input="call", tools=[tool])
+    text, call = answer.output
+    assert (answer.output_text, call.type) == ("I look.", "function_call")
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Bern"}')
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
+    history = [{"role": "user", "content": "call"}, text, call, output]
+    assert gpt.responses.create(model="scripted", input=history).output_text == TEXT
