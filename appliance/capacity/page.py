@@ -38,9 +38,16 @@ def shown(run: CapacityRun, now: int | None) -> dict[str, Any]:
         "advice": advice,
         "mix": NAMES.get(plan.mix, plan.mix),
         "rows": [_row(level, plan, advice) for level in levels],
-        "can_apply": advice.users is not None and advice.users != now,
+        "can_apply": _can_apply(advice, now),
         "chart": chart(levels, plan, advice),
     }
+
+
+def _can_apply(advice: Advice, now: int | None) -> bool:
+    if advice.users is None or advice.users == now:
+        return False
+    # Fewer slots than now only where more were measured to be too slow.
+    return advice.fails_at is not None or now is None or now < advice.users
 
 
 def listed(run: CapacityRun) -> dict[str, Any]:

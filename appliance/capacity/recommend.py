@@ -108,6 +108,9 @@ def _words(
     title = f"Set slots to {best.users}"
     if slots_now == best.users:
         title = f"Keep {best.users} {'slot' if best.users == 1 else 'slots'}"
+    if failing is None and slots_now is not None and slots_now > best.users:
+        # Nothing speaks against what runs now.
+        title = f"Good up to {best.users}"
     text = (
         "The most this server can do with every answer still good: "
         f"{number(best.tokens_per_s)} tok/s in all."

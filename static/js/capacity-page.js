@@ -108,10 +108,11 @@ apply?.addEventListener('click', () => {
   const { before } = apply.dataset, wanted = Number(apply.dataset.slots);
   setSlots(wanted, (slots) => {
     setText(apply, 'Applied');
+    apply.classList.remove('primary');
     const less = slots.effective < wanted ? `${slots.effective} fit: ${slots.reason}.` : 'It holds from now on.';
     toast(`Slots set to ${wanted}.`, {
       text: less,
-      undo: before ? () => setSlots(/^\d+$/.test(before) ? Number(before) : before, () => { setText(apply, `Apply ${many(wanted, 'slot')}`); apply.disabled = false; toast('Taken back.'); }) : null,
+      undo: before ? () => setSlots(/^\d+$/.test(before) ? Number(before) : before, () => { setText(apply, `Apply ${many(wanted, 'slot')}`); apply.classList.add('primary'); apply.disabled = false; toast('Taken back.'); }) : null,
     });
   });
 });

@@ -162,6 +162,15 @@ def test_what_was_measured_until_a_stop_is_kept_but_not_applied(
     assert 'id="apply"' not in text
 
 
+def test_fewer_slots_than_now_are_not_offered_while_more_may_be_as_good(
+    admin: Client, alice: User
+) -> None:
+    make_run(alice, levels=MEASURED[:2])
+    text = html(admin)
+    assert "Good up to 2" in text
+    assert 'id="apply"' not in text
+
+
 def test_two_tests_are_compared_level_by_level(admin: Client, alice: User) -> None:
     old = make_run(alice, levels=MEASURED[:3])
     new = make_run(alice, levels=MEASURED[1:])
