@@ -1,108 +1,20 @@
 """The live page in a real browser, over a busy simulated engine."""
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from tests.appliance.console.simulated_server import PASSWORD
+from tests.appliance.console.conftest import Server
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[3]
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-# Far more than it takes: the machine may be busy with other things.
-WAIT_MS = 30_000
-expect.set_options(timeout=WAIT_MS)
-
-
-class Server:
-    def __init__(self, data_dir: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.appliance.console.simulated_server", str(port)],
-            cwd=ROOT,
-            env={**os.environ, "APPLIANCE_DATA_DIR": str(data_dir), "DATABASE_URL": ""},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline())["listening"] == port
-
-    def set_state(self, state: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{state}\n")
-        self.process.stdin.flush()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.communicate(timeout=30)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("console-data"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def session(server: Server, browser: Browser) -> Any:
-    """Signed in once: the log-in limits tries a minute."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{server.url}/login/")
-    page.fill('[name="login"]', "alice")
-    page.fill('[name="password"]', PASSWORD)
-    page.click('button[type="submit"]')
-    page.wait_for_url(f"{server.url}/")
-    state = context.storage_state()
-    context.close()
-    return state
-
 
 @pytest.fixture
-def page(server: Server, browser: Browser, session: Any) -> Iterator[Page]:
-    context = browser.new_context(storage_state=session, viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(WAIT_MS)
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
-            complaints.append(message.text) if "Content Security Policy" in message.text else None
-        ),
-    )
+def page(page: Page, server: Server) -> Page:
     page.goto(f"{server.url}/console/")
     page.wait_for_selector("#block-summary[data-total]", state="attached")
-    yield page
-    context.close()
-    assert complaints == []
+    return page
 
 
 def summary(page: Page) -> dict[str, int]:

@@ -1,0 +1,92 @@
+"""Exposure, keys and quotas in a real browser, over a real socket: what is measured is real."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.appliance.console.conftest import Server
+
+pytestmark = pytest.mark.e2e
+
+PAGES = ("exposure", "users", "keys", "quotas", "usage", "history")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_fits_into_1000_pixels_and_the_bar_on_one_line(
+    page: Page, server: Server, name: str
+) -> None:
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.goto(f"{server.url}/console/{name}/")
+    expect(page.locator("nav [aria-current=page]")).to_have_text(name.title())
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    tops = page.locator("header.topbar nav a").evaluate_all("(all) => all.map((a) => a.offsetTop)")
+    assert len(set(tops)) == 1
+    end = page.locator("header.topbar .end").bounding_box()
+    nav = page.locator("header.topbar nav").bounding_box()
+    assert end
+    assert nav
+    assert nav["x"] + nav["width"] <= end["x"]
+
+
+def test_the_reach_that_is_shown_was_measured(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/console/exposure/")
+    for part in ("Chat", "API", "Console", "Metrics"):
+        cell = page.get_by_role("row", name=part).locator("td").first
+        expect(cell).to_contain_text(re.compile(r"answered in [\d,]+ ms"))
+    port = server.url.rpartition(":")[2]
+    sockets = page.locator("section", has_text="Where it listens now").last
+    expect(sockets.get_by_role("row", name=re.compile(f"127.0.0.1 {port}"))).to_contain_text(
+        "this machine only"
+    )
+
+
+def test_a_change_on_trial_counts_down_and_is_kept(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/console/exposure/")
+    page.get_by_label("Proxies").fill("10.20.4.1")
+    page.get_by_role("button", name="Save callers").click()
+    bar = page.locator(".confirm-bar")
+    expect(bar).to_contain_text("Proxies none → 10.20.4.1")
+    first = page.locator("[data-seconds]").inner_text()
+    expect(page.locator("[data-seconds]")).not_to_have_text(first)
+    expect(page.get_by_role("button", name="Save callers")).to_be_disabled()
+    bar.get_by_role("button", name="Keep change").click()
+    expect(bar).to_be_hidden()
+    row = page.locator("tbody tr", has_text="Proxies none → 10.20.4.1").first
+    row.get_by_role("button", name="Go back").click()
+    # Going back may shut somebody out as well.
+    expect(bar).to_contain_text("Proxies 10.20.4.1 → none")
+    bar.get_by_role("button", name="Take back now").click()
+    expect(page.get_by_label("Proxies")).to_have_value("10.20.4.1")
+
+
+def test_a_key_is_revoked_after_asking(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/account/")
+    page.get_by_label("Name for a new key").fill("nightly report")
+    page.get_by_role("button", name="Make key").click()
+    expect(page.locator("#new-key")).to_be_visible()
+    page.goto(f"{server.url}/console/keys/")
+    revoke = page.get_by_role("button", name="Revoke nightly report of alice")
+    revoke.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name="Keep it")).to_be_focused()
+    dialog.get_by_role("button", name="Keep it").click()
+    expect(revoke).to_be_visible()
+    revoke.click()
+    dialog.get_by_role("button", name="Revoke key").click()
+    expect(page.get_by_role("status")).to_contain_text("revoked")
+    expect(revoke).to_have_count(0)
+
+
+def test_a_quota_is_edited_in_its_row_by_keyboard(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/console/quotas/")
+    field = page.get_by_label("Tokens a day of bob")
+    field.fill("1.5M")
+    field.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("Quota of bob: 1,500,000 tokens a day")
+    expect(page.get_by_label("Tokens a day of bob")).to_have_value("1,500,000")
+    field = page.get_by_label("Tokens a day of bob")
+    field.fill("much")
+    field.press("Enter")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("tr", has_text="bob").first).to_contain_text("no whole number")
