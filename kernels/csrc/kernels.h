@@ -92,6 +92,7 @@ struct QuantLinearArgs {
   void* out;           // [rows, num_columns] activations, or float where out_float
   bool out_float;
   int64_t num_rows;
+  bool as_many;  // few rows too take the form that many rows take, and so round as they do
 };
 
 struct Kernels {

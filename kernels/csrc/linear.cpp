@@ -110,16 +110,18 @@ at::Tensor Linear::run(const at::Tensor& x, bool out_float) const {
   return run_into(x, at::empty({x.size(0), num_columns_}, dtype));
 }
 
-at::Tensor Linear::run_into(const at::Tensor& x, const at::Tensor& out) const {
+at::Tensor Linear::run_into(const at::Tensor& x, const at::Tensor& out, bool as_many) const {
   const bool has_dense = tiles_ || dense_.defined();
   TORCH_CHECK(has_dense || groups_, "a linear without weights");
-  const bool by_groups = groups_ && (x.size(0) <= kernels_.quant_row_limit || !has_dense);
+  const bool is_few = x.size(0) <= kernels_.quant_row_limit && !as_many;
+  const bool by_groups = groups_ && (is_few || !has_dense);
   if (!by_groups && !tiles_) return run_dense(x, out.scalar_type() == at::kFloat);
-  run_pack(by_groups ? groups_ : tiles_, x, out);
+  run_pack(by_groups ? groups_ : tiles_, x, out, as_many);
   return out;
 }
 
-void Linear::run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out) const {
+void Linear::run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out,
+                      bool as_many) const {
   const int64_t rows = x.size(0);
   QuantLinearArgs args{};
   args.weights = pack.weights;
@@ -127,6 +129,7 @@ void Linear::run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& o
   args.out = out.data_ptr();
   args.out_float = out.scalar_type() == at::kFloat;
   args.num_rows = rows;
+  args.as_many = as_many;
   args.prepared = thread_scratch<ScratchUse::kPrepared>(kernels_.quant_prepared_size(args));
   share_range((rows + 15) / 16, 4, [&](int64_t begin, int64_t end) {
     kernels_.quant_prepare(args, begin, end);

@@ -28,8 +28,8 @@ class Linear : public torch::CustomClassHolder {
   at::Tensor run(const at::Tensor& x, bool out_float) const;
 
   // The same into `out` [rows, num_columns], float or activations; returns `out`, or another tensor
-  // where oneDNN made one.
-  at::Tensor run_into(const at::Tensor& x, const at::Tensor& out) const;
+  // where oneDNN made one. `as_many`: round as with many rows, however few there are.
+  at::Tensor run_into(const at::Tensor& x, const at::Tensor& out, bool as_many = false) const;
 
   // Whether groups alone serve any number of rows, so that the dense weights need not be kept.
   bool groups_suffice() const;
@@ -45,7 +45,7 @@ class Linear : public torch::CustomClassHolder {
   };
 
   Pack new_pack(int bits, bool has_min) const;
-  void run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out) const;
+  void run_pack(const Pack& pack, const at::Tensor& x, const at::Tensor& out, bool as_many) const;
   at::Tensor run_dense(const at::Tensor& x, bool out_float) const;
 
   const Kernels& kernels_;

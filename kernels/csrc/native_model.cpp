@@ -92,16 +92,19 @@ at::Tensor NativeModel::forward(at::Tensor input_ids, at::Tensor positions,
   const StepTensors step{input_ids, positions,       slot_mapping,  block_tables,
                          seq_lens,  query_start_loc, logits_indices};
   check_step(step);
+  // The rest of a prompt whose beginning was cached rounds as the whole prompt did: the same
+  // question gets the same first word.
+  const bool has_prompt = input_ids.size(0) > seq_lens.size(0);
   at::Tensor residual = embed(input_ids), delta;
   for (size_t i = 0; i < layers_.size(); i++) {
     const Layer& layer = layers_[i];
     at::Tensor normed = norm(residual, delta, layer.input_norm, {});
-    at::Tensor qkv = linear(*layer.qkv, normed, Workspace::kQkv);
+    at::Tensor qkv = linear(*layer.qkv, normed, Workspace::kQkv, has_prompt);
     rope_and_write(qkv, step, (int64_t)i);
-    delta = linear(*layer.output, attend(qkv, step, (int64_t)i), Workspace::kDelta);
+    delta = linear(*layer.output, attend(qkv, step, (int64_t)i), Workspace::kDelta, has_prompt);
     normed = norm(residual, delta, layer.post_norm, {});
-    at::Tensor gate_up = linear(*layer.gate_up, normed, Workspace::kGateUp);
-    delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta);
+    at::Tensor gate_up = linear(*layer.gate_up, normed, Workspace::kGateUp, has_prompt);
+    delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta, has_prompt);
   }
   if (!logits_indices.size(0)) return at::empty({0, lm_head_->num_columns()}, at::kFloat);
   return lm_head_->run(norm(residual, delta, final_norm_, logits_indices), true);
@@ -135,8 +138,9 @@ at::Tensor NativeModel::activations(Workspace::Slot slot, int64_t rows, int64_t 
                          kernels_.bf16_activations ? at::kBFloat16 : at::kFloat);
 }
 
-at::Tensor NativeModel::linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot) {
-  return weights.run_into(x, activations(slot, x.size(0), weights.num_columns()));
+at::Tensor NativeModel::linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot,
+                               bool as_many) {
+  return weights.run_into(x, activations(slot, x.size(0), weights.num_columns()), as_many);
 }
 
 at::Tensor NativeModel::embed(const at::Tensor& input_ids) {

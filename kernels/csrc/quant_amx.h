@@ -20,7 +20,9 @@ BH_INLINE int64_t row_blocks(const QuantLinearArgs& args) {
   return (args.num_rows + kRowBlock - 1) / kRowBlock;
 }
 
-BH_INLINE bool is_packed(const QuantLinearArgs& args) { return args.num_rows > kExactRows; }
+BH_INLINE bool is_packed(const QuantLinearArgs& args) {
+  return args.as_many || args.num_rows > kExactRows;
+}
 
 int64_t amx_prepared_size(const QuantLinearArgs& args) {
   // Sums of whole row blocks: rows past the end are read, and not used.
