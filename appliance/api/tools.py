@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from appliance.api.schemas import ToolSpec
 from appliance.errors import BadRequest
 from appliance.serving.types import ToolFormat
@@ -280,7 +282,12 @@ class CallReader:
     def _calls(self, text: str) -> list[ToolCall] | None:
         """Calls in the JSON of `text`; None unless all of it is calls of offered functions."""
         text = text.strip().removeprefix(_MARKS.get(self._format, ""))
-        calls = [self._call(entry) for entry in _json_values(text)]
+        entries = _json_values(text)
+        if not entries:
+            # Small models forget the last brackets, once the arguments are closed.
+            mended = (_json_values(text + end) for end in ("}", "}]", "]"))
+            entries = next((found for found in mended if found and _has_arguments(found[-1])), [])
+        calls = [self._call(entry) for entry in entries]
         found = [call for call in calls if call is not None]
         if not found or len(found) != len(calls):
             return None
@@ -300,8 +307,8 @@ class CallReader:
             arguments = next(iter(_json_values(arguments)), None)
         if not isinstance(arguments, dict):
             return None
-        text = json.dumps(arguments, ensure_ascii=False)
-        return ToolCall(self._new_id(), name, text)
+        text = _strict_json(arguments)
+        return None if text is None else ToolCall(self._new_id(), name, text)
 
     def _new_id(self) -> str:
         return secrets.token_hex(5)[:9] if self._format == "mistral" else _long_id()
@@ -309,6 +316,20 @@ class CallReader:
 
 def _long_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def _has_arguments(entry: Any) -> bool:
+    return isinstance(entry, dict) and ("arguments" in entry or "parameters" in entry)
+
+
+def _strict_json(arguments: dict[str, Any]) -> str | None:
+    """None for what Python's reader takes and others do not: NaN, halves of characters, depth."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        orjson.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return text
 
 
 def _json_values(text: str) -> list[Any]:
