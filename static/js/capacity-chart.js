@@ -94,8 +94,8 @@ function place(point, content, taken, right) {
   return inside.find((box) => !taken.some((other) => overlap(box, other))) ?? inside[0] ?? boxes[0];
 }
 
-function marks(chart, points, right) {
-  const parts = [], taken = obstacles(points);
+function marks(chart, points, before, right) {
+  const parts = [], taken = [...obstacles(points), ...obstacles(before)];
   for (const point of points) {
     if (point.users === chart.knee) parts.push(svg('circle', { class: 'halo', cx: point.x, cy: point.y, r: 10 }));
     if (point.good) parts.push(svg('circle', { class: point.users === chart.best ? 'dot knee' : 'dot', cx: point.x, cy: point.y, r: 5 }));
@@ -116,10 +116,10 @@ const inWords = (chart) => `Speed in all against time to first token. ${chart.po
 function draw(holder, chart, other) {
   const width = Math.max(360, holder.clientWidth), scale = scales(other ? [chart, other] : [chart], width);
   const picture = svg('svg', { class: 'chart', viewBox: `0 0 ${width} ${HEIGHT}`, role: 'img', 'aria-label': inWords(chart) });
-  const points = placed(chart.points, scale);
+  const points = placed(chart.points, scale), before = other ? placed(other.points, scale) : [];
   picture.append(...axes(chart, scale));
-  if (other) picture.append(svg('path', { class: 'line before', d: curve(placed(other.points, scale)) }));
-  picture.append(svg('path', { class: 'line', d: curve(points) }), ...marks(chart, points, scale.right));
+  if (other) picture.append(svg('path', { class: 'line before', d: curve(before) }));
+  picture.append(svg('path', { class: 'line', d: curve(points) }), ...marks(chart, points, before, scale.right));
   holder.replaceChildren(picture);
 }
 
