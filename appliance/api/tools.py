@@ -55,6 +55,8 @@ class ToolPlan:
     # The answer begins with this, so that it is a call.
     answer_start: str = ""
     max_calls: int | None = None
+    # Ends the answer: a call of one named function is all that was asked for.
+    stop: tuple[str, ...] = ()
 
     @property
     def template_tools(self) -> tuple[dict[str, Any], ...]:
@@ -89,6 +91,7 @@ def tool_plan(
         tools=[_template_tool(tool) for tool in tools],
         answer_start=start,
         max_calls=None if is_parallel else 1,
+        stop=(CLOSE,) if forced and tool_format in ("hermes", "") else (),
     )
 
 

@@ -20,6 +20,8 @@ from appliance.serving.gateway import get_backend
 from appliance.serving.types import Caller, GenerationRequest, ModelInfo, SamplingOptions
 
 _MAX_SEED = 2**63 - 1
+# Of the engine; a stop of the server's own is left out rather than one of the caller's.
+_MAX_STOPS = 16
 
 
 def loaded_model() -> ModelInfo:
@@ -55,6 +57,8 @@ def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest],
         is_parallel=body.parallel_tool_calls is not False,
         tool_format=model.tool_format,
     )
+    if len(options.stop) < _MAX_STOPS:
+        options = replace(options, stop=(*options.stop, *plan.stop))
     messages = tool_messages(chat_messages(body.messages), plan)
     requests = [
         GenerationRequest(
