@@ -100,6 +100,7 @@ def make_native_forward(
         raise ForwardUnavailable(f"this processor cannot run the {chosen} kernels")
     loader = _Loader(spec, chosen, model_dir, on_progress, use_groups=use_groups)
     model = loader.build(storage, config.max_model_len or model_config.max_position)
+    library.take_threads(chosen)
     title = library.kernels_title(chosen)
     logger.info(
         "Native forward pass with %s kernels; %d of %d linears have quantised groups.",

@@ -5,6 +5,7 @@
 
 #include "attention_plan.h"
 #include "native_model.h"
+#include "parallel.h"
 
 namespace blockhouse {
 namespace {
@@ -69,6 +70,7 @@ TORCH_LIBRARY(blockhouse, library) {
       .def("add_layer", &NativeModel::add_layer)
       .def("forward", &NativeModel::forward);
   library.def("usable_kernels() -> str[]", usable_kernels);
+  library.def("set_num_threads(int count) -> ()", set_num_threads);
   library.def("kernels_title(str id) -> str", kernels_title);
   library.def(
       "paged_attention(str kernels, Tensor query, Tensor key_cache, Tensor value_cache, Tensor "

@@ -108,6 +108,9 @@ class Pool {
 // Held while a caller uses the pool.
 std::mutex pool_mutex;
 
+// 0: as torch is set to.
+std::atomic<int64_t> threads_set{0};
+
 Pool& pool_of(int64_t helpers) {
   static std::unique_ptr<Pool> pool;
   if (!pool || pool->helpers() != helpers) {
@@ -119,7 +122,12 @@ Pool& pool_of(int64_t helpers) {
 
 }  // namespace
 
-int64_t num_threads() { return at::get_num_threads(); }
+int64_t num_threads() {
+  const int64_t set = threads_set;
+  return set ? set : at::get_num_threads();
+}
+
+void set_num_threads(int64_t count) { threads_set = count; }
 
 void run_pieces(int64_t count, int64_t piece, RangeFunction function, const void* context) {
   const int64_t helpers = num_threads() - 1;

@@ -11,12 +11,12 @@ namespace blockhouse {
 
 using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);
 
-// Runs function(context, begin, end) over pieces of `piece` that cover [0, count), on as many threads
-// as torch is set to. A call from a second thread at the same time runs on that thread alone.
+// Runs function(context, begin, end) over pieces of `piece` that cover [0, count), on num_threads(). A call from a second thread at the same time runs on that thread alone.
 void run_pieces(int64_t count, int64_t piece, RangeFunction function, const void* context);
 
-// The number of threads that take part.
+// The number of threads that take part: as set here, else as torch is set to.
 int64_t num_threads();
+void set_num_threads(int64_t count);
 
 // As run_pieces, for anything that is called with (begin, end).
 template <class Function>

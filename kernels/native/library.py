@@ -50,6 +50,19 @@ def kernels_title(kernels: str) -> str:
     return title
 
 
+def take_threads(kernels: str) -> None:
+    """Move the calling thread's parallel work from torch to the library, where that is all of it.
+
+    The threads of torch's own operations (the sampler's) would spin for milliseconds after each of
+    them, on the cores that the next step needs. Kernels that call oneDNN keep torch's threads.
+    """
+    if kernels == "amx":
+        torch.ops.blockhouse.set_num_threads(torch.get_num_threads())
+        torch.set_num_threads(1)
+    else:
+        torch.ops.blockhouse.set_num_threads(0)
+
+
 def activations_dtype(kernels: str) -> torch.dtype:
     """The dtype between a step's operations."""
     return torch.bfloat16 if kernels in _BF16_KERNELS else torch.float32
