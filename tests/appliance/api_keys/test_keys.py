@@ -13,11 +13,11 @@ from appliance.accounts.models import User
 from appliance.accounts.services import user_set_active, user_set_admin
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import (
-    key_rules,
     api_key_authenticate,
     api_key_issue,
     api_key_of,
     api_key_revoke,
+    key_rules,
 )
 from appliance.errors import BadRequest, Conflict, NotAllowed, NotAuthenticated, NotFound
 
