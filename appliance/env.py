@@ -4,7 +4,11 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+import dj_database_url
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
@@ -43,6 +47,33 @@ def env_str(name: str, default: str, *, allowed: tuple[str, ...] | None = None) 
     if allowed is not None and got not in allowed:
         raise EnvError(f"{name} is {got!r}; allowed are {', '.join(allowed)}.")
     return got
+
+
+def env_time_zone(name: str, default: str) -> str:
+    """An IANA name, such as Europe/Berlin."""
+    got = env_str(name, default)
+    try:
+        ZoneInfo(got)
+    except (KeyError, ValueError, OSError) as exc:
+        raise EnvError(
+            f"{name} is {got!r}, which is no time zone; an IANA name such as UTC or Europe/Berlin "
+            "is allowed."
+        ) from exc
+    return got
+
+
+def env_database(name: str) -> dict[str, Any] | None:
+    """Django's settings of the database that the URL in `name` names; None when it is unset."""
+    got = env_str(name, "")
+    if not got:
+        return None
+    try:
+        return dict(dj_database_url.parse(got, conn_health_checks=True))
+    except (dj_database_url.ParseError, dj_database_url.UnknownSchemeError, ValueError) as exc:
+        # Not the value: it holds a password.
+        raise EnvError(
+            f"{name} is no database address; postgresql://USER:PASSWORD@HOST/NAME is allowed."
+        ) from exc
 
 
 def env_bool(name: str, default: bool) -> bool:

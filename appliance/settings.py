@@ -5,7 +5,6 @@ Every name is in deploy/env.example with its meaning and default.
 
 from pathlib import Path
 
-import dj_database_url
 from csp.constants import NONE, SELF
 
 from appliance import env
@@ -81,15 +80,15 @@ LANGUAGE_CODE = "en-us"
 USE_I18N = False
 USE_TZ = True
 # The team's time zone: daily quotas reset at its midnight.
-TIME_ZONE = env.env_str("APPLIANCE_TIME_ZONE", "UTC")
+TIME_ZONE = env.env_time_zone("APPLIANCE_TIME_ZONE", "UTC")
 
 # ---- database, cache, channel layer, tasks: embedded unless DATABASE_URL / REDIS_URL say else
 
-DATABASE_URL = env.env_str("DATABASE_URL", "")
+_DATABASE = env.env_database("DATABASE_URL")
 REDIS_URL = env.env_str("REDIS_URL", "")
 
-if DATABASE_URL:
-    DATABASES = {"default": dj_database_url.parse(DATABASE_URL, conn_health_checks=True)}
+if _DATABASE is not None:
+    DATABASES = {"default": _DATABASE}
 else:
     DATABASES = {
         "default": {

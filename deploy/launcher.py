@@ -141,6 +141,8 @@ def start(arguments: Sequence[str]) -> None:
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--data-dir", help="database, models, keys and logs (default: ./var)")
     options = parser.parse_args(arguments)
+    if options.port is not None and not 1 <= options.port <= 65535:
+        raise StepFailed(f"--port is {options.port}; a number from 1 to 65535 is allowed.")
     if options.data_dir:
         os.environ["APPLIANCE_DATA_DIR"] = str(Path(options.data_dir).expanduser().resolve())
     data_dir = Path(os.environ.get("APPLIANCE_DATA_DIR") or ROOT / "var")
@@ -153,7 +155,7 @@ def start(arguments: Sequence[str]) -> None:
     serve = [str(PYTHON), "manage.py", "serve"]
     if options.host:
         serve += ["--host", options.host]
-    if options.port:
+    if options.port is not None:
         serve += ["--port", str(options.port)]
     os.chdir(ROOT)
     # The server takes this process's place, so Ctrl-C and a service manager reach it directly.

@@ -67,7 +67,8 @@ class SamplingParams:
         _real("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _real("min_p", self.min_p, 0.0, 1.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 2.0, low_open=True)
+        # Scores are divided by it: far below this they leave the range of a float.
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 2.0)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field
 
 from appliance.api.body import body_check
 from appliance.api.schemas import MAX_MESSAGES, MAX_TOOLS, Body, ChatBody
+from appliance.api.tools import arguments_json
 from appliance.errors import BadRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -105,7 +105,7 @@ def _assistant(blocks: list[Block], where: str) -> dict[str, Any]:
             "id": block.id or "",
             "function": {
                 "name": block.name or "",
-                "arguments": orjson.dumps(block.input or {}).decode(),
+                "arguments": arguments_json(block.input or {}, where),
             },
         }
         for block in blocks

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any
 
-import orjson
 from pydantic import Field
 
 from appliance.api.body import body_check
 from appliance.api.schemas import MAX_MESSAGES, Body, ChatBody, CompletionBody, Role, ToolSpec
+from appliance.api.tools import arguments_json
 from appliance.errors import BadRequest
 
 # Ollama's name of an option -> OpenAI's. Others, such as num_ctx, are the server's business.
@@ -128,7 +128,8 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
             for call in message.tool_calls:
                 num_calls += 1
                 waiting.append(f"call_{num_calls:09}")
-                arguments = orjson.dumps(call.function.arguments).decode()
+                where = f"messages[{at}].tool_calls"
+                arguments = arguments_json(call.function.arguments, where)
                 function = {"name": call.function.name, "arguments": arguments}
                 fields["tool_calls"].append({"id": waiting[-1], "function": function})
         elif message.role == "tool":

@@ -317,6 +317,15 @@ class CallReader:
         return secrets.token_hex(5)[:9] if self._format == "mistral" else _long_id()
 
 
+def arguments_json(arguments: Any, param: str) -> str:
+    """Arguments of a call that a caller sent, as JSON text. Raises BadRequest with `param`."""
+    if not _is_shallow(arguments):
+        raise BadRequest(
+            f"The arguments of a tool call are nested deeper than {_MAX_DEPTH} levels.", param=param
+        )
+    return orjson.dumps(arguments).decode()
+
+
 def _long_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 

@@ -46,8 +46,8 @@ def api_key_issue(
     an admin, Conflict when the owner has too many keys.
     """
     name = name.strip()
-    if not 1 <= len(name) <= 80:
-        raise BadRequest("A key needs a name of 1 to 80 letters.", param="name")
+    if not 1 <= len(name) <= 80 or not name.isprintable():
+        raise BadRequest("A key needs a name of 1 to 80 letters, in one line.", param="name")
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         raise BadRequest(

@@ -76,3 +76,10 @@ def test_every_package_is_pinned() -> None:
     for wanted in launcher.requirements(("test",)):
         name = wanted.split("[")[0].split(">")[0].split("=")[0].split("<")[0].split("~")[0]
         assert name.strip().lower() in pinned, wanted
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    done = start("--port", port)
+    assert done.returncode != 0
+    assert "1 to 65535" in done.stderr

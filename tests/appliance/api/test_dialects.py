@@ -1,5 +1,6 @@
 """Anthropic's and Ollama's dialects: what their official clients do not show."""
 
+import json
 from typing import Any
 
 import orjson
@@ -195,3 +196,27 @@ async def test_x_api_key_counts_only_where_anthropics_clients_send_it(
     taken = await (await stranger.post(MESSAGES, CLAUDE, headers=headers)).ended()
     refused = await (await stranger.post("/v1/chat/completions", LLAMA, headers=headers)).ended()
     assert (taken.status, refused.status) == (200, 401)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [40, 300, 900])
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens", "/api/chat"])
+async def test_deeply_nested_arguments_of_a_call_are_refused(
+    caller: Caller, backend: FakeBackend, path: str, levels: int
+) -> None:
+    if path == "/api/chat":
+        call = {"function": {"name": "f", "arguments": nested(levels)}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        body = {**LLAMA, "messages": [USER, said, USER]}
+    else:
+        use = {"type": "tool_use", "id": "t", "name": "f", "input": nested(levels)}
+        body = {**CLAUDE, "messages": [USER, {"role": "assistant", "content": [use]}, USER]}
+    answer = await caller.post(path, raw=json.dumps(body).encode())
+    assert answer.status == 400
+    assert backend.requests == []

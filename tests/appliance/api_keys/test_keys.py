@@ -164,6 +164,8 @@ def test_wrong_names_scopes_and_lives_are_refused(bob: User) -> None:
     for bad in (
         {"name": " "},
         {"name": "x" * 81},
+        {"name": "two\nlines"},
+        {"name": "colour\x1b[31m"},
         {"scopes": []},
         {"scopes": ["chat", "root"]},
         {"expires_in": timedelta(0)},
