@@ -110,6 +110,8 @@ if REDIS_URL:
         "default": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
             "LOCATION": REDIS_URL,
+            # A Redis that hangs must not hold up those who count or probe with it.
+            "OPTIONS": {"socket_timeout": 2, "socket_connect_timeout": 2},
         }
     }
     CHANNEL_LAYERS = {
@@ -242,11 +244,27 @@ APPLIANCE_DRAIN_SECONDS = env.env_int("APPLIANCE_DRAIN_SECONDS", 20, low=0, high
 LOG_LEVEL = env.env_str(
     "APPLIANCE_LOG_LEVEL", "INFO", allowed=("DEBUG", "INFO", "WARNING", "ERROR")
 )
+
+
+def _log_refusal_briefly(record: logging.LogRecord) -> bool:
+    status = getattr(record, "status_code", 500)
+    if status < 500:
+        record.exc_info = None
+    return status != 503
+
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
+    # Refusals are no faults: no stack for a 403, and nothing for a 503, which metrics count.
+    "filters": {
+        "refusals": {"()": "django.utils.log.CallbackFilter", "callback": _log_refusal_briefly}
+    },
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    "loggers": {name: {"level": LOG_LEVEL} for name in ("appliance", "inference", "kernels")},
+    "loggers": {
+        **{name: {"level": LOG_LEVEL} for name in ("appliance", "inference", "kernels")},
+        "django.request": {"filters": ["refusals"]},
+    },
 }

@@ -355,6 +355,7 @@ class TextStream:
                 queue_s=(now_s if started_s is None else started_s) - arrival_s,
                 ttft_s=None if self._first_delta_s is None else self._first_delta_s - arrival_s,
                 duration_s=now_s - arrival_s,
+                has_started=started_s is not None,
             )
         )
 

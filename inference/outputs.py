@@ -183,6 +183,8 @@ class GenerationFinished:
     # add_request to first delta, queue time included; None when no token came.
     ttft_s: float | None
     duration_s: float
+    # Whether any of it was computed; False for one that ended while it waited.
+    has_started: bool = True
 
 
 TextEvent = QueueUpdate | PromptProgress | TextDelta | GenerationFinished

@@ -1,11 +1,14 @@
 """The API's only way in: `Authorization: Bearer KEY`. Cookies are not looked at."""
 
 import logging
+import math
+import time
 from typing import Any
 
 from django.core.cache import cache
 from django.http import HttpRequest
 from ninja.security.base import AuthBase
+from redis.exceptions import RedisError
 
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_authenticate
@@ -68,9 +71,32 @@ def _authenticate(header: bytes, scope: str, address: str | None) -> ApiKey:
 
 
 def _count_failure(address: str | None) -> int:
+    """Wrong keys of this address in this minute; 0 while the cache is away.
+
+    Fails open: a wrong key stays a 401 when nobody can count it, and opens nothing.
+    """
     name = f"api-key-failures:{address}"
-    cache.add(name, 0, FAILURE_WINDOW_S)
     try:
+        cache.add(name, 0, FAILURE_WINDOW_S)
         return cache.incr(name)
     except ValueError:  # it ran out between the two calls
         return 1
+    except RedisError as exc:
+        _cache_trouble.warn(exc)
+        return 0
+
+
+class _CacheTrouble:
+    """One line a minute, however many wrong keys come."""
+
+    def __init__(self) -> None:
+        self._next_s = -math.inf
+
+    def warn(self, exc: RedisError) -> None:
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + FAILURE_WINDOW_S
+            logger.warning("wrong API keys are not counted: Redis does not answer: %s", exc)
+
+
+_cache_trouble = _CacheTrouble()

@@ -239,7 +239,7 @@ def _read_calls(piece: Piece, reader: CallReader) -> None:
 
 
 def _broken(event: Finished) -> ApplianceError:
-    if event.finish_reason == "abort":
+    if event.finish_reason == "abort" or event.error_code == EngineUnavailable.code:
         return EngineUnavailable(event.error or "This answer was stopped on the server.")
     return GenerationFailed(event.error or "The server failed during this answer.")
 

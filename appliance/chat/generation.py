@@ -22,6 +22,7 @@ from appliance.chat.selectors import conversation_data, message_data, quota_data
 from appliance.chat.sockets import sockets
 from appliance.errors import ApplianceError, GenerationFailed
 from appliance.serving.booking import in_db_thread
+from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.services import Generation as TokenSource
 from appliance.serving.services import generation_open
 from appliance.serving.types import (
@@ -58,6 +59,7 @@ HINTS = {
 DEFAULT_HINT = "Your message is still below. Try again."
 BROKE_TEXT = "The model stopped working."
 ENDED_TEXT = "An admin or the server ended this answer."
+NOT_BEGUN_TEXT = "The server was stopped before this answer began. Ask again."
 
 Send = Callable[[ServerMessage], Awaitable[None]]
 
@@ -279,6 +281,9 @@ class Generation:
             (state, error), reason = self._ended_as, "abort"
         elif finished is not None and finished.finish_reason == "abort":
             state, error, reason = MessageState.INTERRUPTED, finished.error or ENDED_TEXT, "abort"
+        elif finished is not None and finished.error_code and not gateway_is_admitting():
+            # The words stay in the chat: by then the server is no longer stopping.
+            state, error = MessageState.INTERRUPTED, NOT_BEGUN_TEXT
         elif finished is not None:
             error = finished.error or BROKE_TEXT
         elif isinstance(failure, ApplianceError):

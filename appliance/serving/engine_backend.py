@@ -126,8 +126,9 @@ def _event(event: TextEvent) -> GenerationEvent:
     reason = event.finish_reason.value
     return Finished(
         finish_reason=reason,
-        prompt_tokens=event.num_prompt_tokens,
-        cached_tokens=event.num_cached_tokens,
+        # A prompt that was never read is not charged.
+        prompt_tokens=event.num_prompt_tokens if event.has_started else 0,
+        cached_tokens=event.num_cached_tokens if event.has_started else 0,
         completion_tokens=event.num_completion_tokens,
         queue_s=event.queue_s,
         ttft_s=event.ttft_s,
@@ -135,6 +136,7 @@ def _event(event: TextEvent) -> GenerationEvent:
         # For an abort: the words of who ended it, if there are any.
         error=event.detail if reason in ("error", "abort") else None,
         stop=event.detail if reason == "stop" else None,
+        error_code="engine_unavailable" if reason == "error" and not event.has_started else None,
     )
 
 

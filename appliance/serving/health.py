@@ -1,15 +1,19 @@
 """Is the process alive, and is it ready to serve? Cheap, without log-in, without details.
 
-A busy server is ready. Not ready: the model loads or is dead, the server stops, the database does
-not answer, or work runs and no step has ended for a minute.
+A busy server is ready. Not ready: the model loads or is dead, the server stops, the database or
+Redis (where one is set) does not answer, or work runs and no step has ended for a minute.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from django.conf import settings
+from django.core.cache import cache
 from django.db import DatabaseError, InterfaceError, connection
+from redis.exceptions import RedisError
 
 from appliance.errors import EngineUnavailable
 from appliance.serving.booking import in_db_thread
@@ -17,14 +21,14 @@ from appliance.serving.gateway import gateway_is_admitting, get_backend
 
 # The longest step of a large model on a slow machine ends well before this.
 STALL_S = 60.0
-_DATABASE_WAIT_S = 2.0
-# Probes that come faster than this share one look at the database.
-_DATABASE_FRESH_S = 1.0
+_ANSWER_WAIT_S = 2.0
+# Probes that come faster than this share one look.
+_ANSWER_FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    # ready, or why not: absent, loading, dead, stopping, stalled, database.
+    # ready, or why not: absent, loading, dead, stopping, stalled, database, redis.
     status: str
     # Load progress in [0, 1] and what is being done, while loading.
     progress: float | None = None
@@ -51,10 +55,15 @@ class StepWatch:
         return now - self._since_s > STALL_S
 
 
-class DatabaseProbe:
-    """Whether the database answers, asked at most once a second and waited for briefly."""
+class Probe:
+    """Whether something answers, asked at most once a second and waited for briefly."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Coroutine[Any, Any, bool]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
         self._clock = clock
         self._asked: asyncio.Future[bool] | None = None
         self._asked_s = 0.0
@@ -62,16 +71,16 @@ class DatabaseProbe:
     async def is_usable(self) -> bool:
         asked = self._asked
         fresh = asked is not None and (
-            not asked.done() or self._clock() - self._asked_s < _DATABASE_FRESH_S
+            not asked.done() or self._clock() - self._asked_s < _ANSWER_FRESH_S
         )
         if asked is None or not fresh or asked.get_loop() is not asyncio.get_running_loop():
             self._asked_s = self._clock()
-            self._asked = asked = asyncio.ensure_future(_select_one())
-        done, _ = await asyncio.wait([asked], timeout=_DATABASE_WAIT_S)
+            self._asked = asked = asyncio.ensure_future(self._ask())
+        done, _ = await asyncio.wait([asked], timeout=_ANSWER_WAIT_S)
         return bool(done) and asked.result()
 
 
-async def _select_one() -> bool:
+async def ask_database() -> bool:
     try:
         await in_db_thread(_query)
     except (DatabaseError, InterfaceError):
@@ -84,8 +93,20 @@ def _query() -> None:
         cursor.execute("SELECT 1")
 
 
+async def ask_redis() -> bool:
+    """True where none is set. Not in a database thread: a Redis that hangs would hold it."""
+    if not settings.REDIS_URL:
+        return True
+    try:
+        await asyncio.to_thread(cache.get, "readiness")
+    except RedisError:
+        return False
+    return True
+
+
 _watch = StepWatch()
-_database = DatabaseProbe()
+_database = Probe(ask_database)
+_redis = Probe(ask_redis)
 
 
 def can_act() -> bool:
@@ -113,4 +134,6 @@ async def readiness() -> Readiness:
         return Readiness("stalled")
     if not await _database.is_usable():
         return Readiness("database")
+    if not await _redis.is_usable():
+        return Readiness("redis")
     return Readiness("ready")

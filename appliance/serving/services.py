@@ -233,6 +233,7 @@ class _Meter:
     def _usage(self) -> Usage:
         caller = self._request.caller
         finished = self._finished or self._cut_off()
+        is_read = self._has_begun() or finished.finish_reason in ("stop", "length")
         return Usage(
             request_id=self.stream.request_id,
             username=caller.username,
@@ -240,8 +241,9 @@ class _Meter:
             model=self._model,
             key_id=caller.key_id,
             key_prefix=caller.key_prefix or "",
-            prompt_tokens=finished.prompt_tokens,
-            cached_tokens=finished.cached_tokens,
+            # Whatever ended it in the queue: a prompt that was never read is not charged.
+            prompt_tokens=finished.prompt_tokens if is_read else 0,
+            cached_tokens=finished.cached_tokens if is_read else 0,
             completion_tokens=finished.completion_tokens,
             queue_s=finished.queue_s,
             ttft_s=finished.ttft_s,
@@ -249,14 +251,16 @@ class _Meter:
             end=finished.finish_reason,
         )
 
+    def _has_begun(self) -> bool:
+        return self._began_s is not None or self.stream.completion_tokens > 0
+
     def _cut_off(self) -> Finished:
-        """What a generation took whose end nobody saw; nothing if it never left the queue."""
+        """What a generation took whose end nobody saw."""
         stream, opened, now = self.stream, self._opened_s, time.monotonic()
-        began = self._began_s is not None or stream.completion_tokens > 0
         return Finished(
             finish_reason="abort",
-            prompt_tokens=stream.prompt_tokens if began else 0,
-            cached_tokens=stream.cached_tokens if began else 0,
+            prompt_tokens=stream.prompt_tokens,
+            cached_tokens=stream.cached_tokens,
             completion_tokens=stream.completion_tokens,
             queue_s=(self._began_s or now) - opened,
             ttft_s=None if self._first_delta_s is None else self._first_delta_s - opened,

@@ -11,8 +11,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from django.conf import settings
+from django.core.cache import cache
 from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
+from redis.exceptions import RedisError
 
 from appliance.exposure.policy import parse_address
 
@@ -87,6 +90,19 @@ def require_schema() -> None:
             f"The database lacks {len(plan)} changes of this version (the first is "
             f"{migration.app_label}.{migration.name}). Run: manage.py migrate"
         )
+
+
+def require_redis() -> None:
+    """Where Redis is set it must answer: sign-in, chat and the worker need it."""
+    if not settings.REDIS_URL:
+        return
+    try:
+        cache.get("start")
+    except (RedisError, ValueError) as exc:
+        raise StartRefused(
+            f"Redis does not answer: {exc}. Check REDIS_URL and that it runs, or unset REDIS_URL "
+            "to serve without Redis."
+        ) from exc
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ GenerationClass = Literal["interactive", "api", "background"]
 # How the loaded model writes calls of tools; "" when its template knows no tools.
 ToolFormat = Literal["hermes", "llama3", "mistral", ""]
 FinishReason = Literal["stop", "length", "abort", "error"]
+ErrorCode = Literal["engine_unavailable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event, exactly once. `error` is set (text for people) when the reason is "error"."""
+    """The last event, exactly once. `error` is set (text for people) when the reason is "error".
+
+    `error_code` is "engine_unavailable" for a request that was refused before anything of it was
+    computed: the same request may succeed later, or on another server.
+    """
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -109,6 +114,7 @@ class Finished:
     error: str | None = None
     # The stop string that ended it, if one did; also ids of tokens, as text.
     stop: str | None = None
+    error_code: ErrorCode | None = None
 
 
 GenerationEvent = Queued | Reading | Delta | Finished

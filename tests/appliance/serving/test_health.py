@@ -12,7 +12,7 @@ from appliance.api_keys.services import api_key_issue
 from appliance.asgi import application
 from appliance.serving import checks, health
 from appliance.serving.gateway import gateway_close, gateway_remove
-from appliance.serving.health import STALL_S, DatabaseProbe, StepWatch
+from appliance.serving.health import STALL_S, Probe, StepWatch
 from appliance.serving.services import generation_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def fresh_probes(monkeypatch):
     monkeypatch.setattr(health, "_watch", StepWatch())
-    monkeypatch.setattr(health, "_database", DatabaseProbe())
+    monkeypatch.setattr(health, "_database", Probe(health.ask_database))
+    monkeypatch.setattr(health, "_redis", Probe(health.ask_redis))
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ async def test_a_database_that_hangs_is_not_waited_for_long_d09(backend, visitor
     import threading
 
     leave = threading.Event()
-    monkeypatch.setattr(health, "_DATABASE_WAIT_S", 0.05)
+    monkeypatch.setattr(health, "_ANSWER_WAIT_S", 0.05)
     monkeypatch.setattr(health, "_query", lambda: leave.wait(30))
     asked = [(await visitor.get("/readyz")).status_code for _ in range(3)]
     leave.set()
@@ -107,7 +108,7 @@ async def test_a_database_that_hangs_is_not_waited_for_long_d09(backend, visitor
 async def test_many_probes_share_one_look_at_the_database_d09(backend, visitor, monkeypatch):
     looks = []
     monkeypatch.setattr(health, "_query", lambda: looks.append(1))
-    monkeypatch.setattr(health, "_database", DatabaseProbe(clock=lambda: 1.0))
+    monkeypatch.setattr(health, "_database", Probe(health.ask_database, clock=lambda: 1.0))
     for _ in range(20):
         assert (await visitor.get("/readyz")).status_code == 200
     assert len(looks) == 1

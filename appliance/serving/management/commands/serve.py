@@ -17,6 +17,7 @@ from appliance.serving.start import (
     address_write,
     data_dir_lock,
     listen,
+    require_redis,
     require_schema,
     url_of,
 )
@@ -65,6 +66,7 @@ class Command(BaseCommand):
 
     def _serve(self, options: dict[str, Any]) -> int:
         require_schema()
+        require_redis()
         exposure = self._exposure(options)
         policy = exposure_install(exposure)
         listening = listen(exposure.bind_host, exposure.port)
