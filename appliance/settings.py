@@ -3,6 +3,7 @@
 Every name is in deploy/env.example with its meaning and default.
 """
 
+import logging
 from pathlib import Path
 
 from csp.constants import NONE, SELF

@@ -59,6 +59,13 @@ class FakeStream:
         backend = self.backend
         if backend.queued_ahead:
             yield Queued(ahead=backend.queued_ahead, estimated_wait_s=2.0)
+        if backend.refuse_waiting:
+            if backend.hold_after == 0:
+                backend.holding.set()
+                await backend.released.wait()
+            self.backend.running.pop(self.request_id, None)
+            yield self._refused()
+            return
         yield Reading(self.prompt_tokens, self.prompt_tokens, self.cached_tokens)
         reason = "stop"
         error = None
@@ -91,6 +98,19 @@ class FakeStream:
             stop=backend.stop_found if reason == "stop" else None,
         )
 
+    def _refused(self) -> Finished:
+        return Finished(
+            finish_reason="error",
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=0,
+            completion_tokens=0,
+            queue_s=0.5,
+            ttft_s=None,
+            duration_s=0.5,
+            error="The server is stopping. Try again in a moment.",
+            error_code="engine_unavailable",
+        )
+
     async def aclose(self) -> None:
         self.closed = True
         self.backend.running.pop(self.request_id, None)
@@ -104,6 +124,8 @@ class FakeBackend:
     queued_ahead: int = 0
     hold_after: int | None = None
     fail_after: int | None = None
+    # Whether requests end in the queue, as at a stop of the server.
+    refuse_waiting: bool = False
     down: bool = False
     # The stop string that ends every answer.
     stop_found: str | None = None

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+from django.core.cache.backends.redis import RedisCache
 
 from appliance.accounts.models import User
 from appliance.accounts.services import user_set_active
@@ -24,6 +25,7 @@ from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.api.checks import CHAT, GOOD, check_error
 from tests.appliance.fake_backend import FakeBackend
+from tests.e2e.server import free_port
 
 # ---- the key
 
@@ -111,6 +113,24 @@ async def test_c23_many_wrong_keys_get_429_and_right_keys_still_pass(
     answer = await wrong.get("/v1/models")
     await check_error(answer, 429, "rate_limit_exceeded")
     assert int(answer.headers["retry-after"]) >= 1
+    assert (await caller.get("/v1/models")).status == 200
+
+
+async def test_c23_wrong_keys_stay_401_while_nobody_can_count_them(
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gone = RedisCache(f"redis://127.0.0.1:{free_port()}/0", {})
+    monkeypatch.setattr(auth, "cache", gone)
+    monkeypatch.setattr(auth, "_cache_trouble", auth._CacheTrouble())
+    monkeypatch.setattr(auth, "MAX_FAILURES", 1)
+    wrong = Caller("bh_" + "A" * 40)
+    for _ in range(4):
+        await check_error(await wrong.get("/v1/models"), 401, "invalid_api_key")
+    said = [r.getMessage() for r in caplog.records if r.name == "appliance.api.auth"]
+    assert len(said) == 1
+    assert "not counted" in said[0]
     assert (await caller.get("/v1/models")).status == 200
 
 
@@ -213,6 +233,7 @@ async def test_b10_a_busy_server_says_when_to_come_back(
     status: int,
     code: str,
     retry_after: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def refuse(prepared: object) -> None:
         raise error
@@ -222,6 +243,7 @@ async def test_b10_a_busy_server_says_when_to_come_back(
         answer = await caller.chat(stream=stream)
         await check_error(answer, status, code)
         assert answer.headers["retry-after"] == retry_after
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_while_no_model_is_loaded_chat_is_503_and_the_list_is_empty(

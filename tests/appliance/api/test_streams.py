@@ -15,6 +15,7 @@ from appliance.quotas.services import quota_status
 from appliance.serving.booking import bookings_wait, in_db_thread
 from appliance.serving.types import Delta, Finished, GenerationEvent
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
+from tests.appliance.api.checks import check_error
 from tests.appliance.fake_backend import FakeBackend, FakeStream
 
 
@@ -46,6 +47,32 @@ async def test_b08_the_same_failure_of_a_whole_answer_is_500(
     answer = await caller.chat()
     body = await answer.json()
     assert (answer.status, body["error"]["code"]) == (500, "generation_failed")
+
+
+async def test_d08_what_waits_at_a_stop_is_503_and_costs_nothing(
+    caller: Caller, backend: FakeBackend, bob: User, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.queued_ahead = 1
+    backend.refuse_waiting = True
+    for n in (1, 2):
+        answer = await caller.chat(n=n)
+        await check_error(answer, 503, "engine_unavailable")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert "django.request" not in {record.name for record in caplog.records}
+    assert await bookings_wait(DEADLINE_S) == 0
+    rows = await in_db_thread(list, UsageRecord.objects.all())
+    assert [(row.prompt_tokens, row.completion_tokens) for row in rows] == [(0, 0)] * 3
+    assert (await in_db_thread(quota_status, bob)).used_tokens == 0
+
+
+async def test_d08_a_stream_that_waits_at_a_stop_ends_with_the_same_code(
+    caller: Caller, backend: FakeBackend
+) -> None:
+    backend.queued_ahead = 1
+    backend.refuse_waiting = True
+    *_, last = await (await caller.chat(stream=True)).events()
+    assert last["error"]["code"] == "engine_unavailable"
+    assert (await ledger()).prompt_tokens == 0
 
 
 async def test_one_failing_choice_ends_all_of_them(caller: Caller, backend: FakeBackend) -> None:

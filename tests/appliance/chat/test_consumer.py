@@ -263,6 +263,20 @@ async def test_shutdown_saves_the_partial_text_as_interrupted(tabs, backend, bob
     assert (await tab.until("generation.error"))["code"] == "engine_unavailable"
 
 
+async def test_a_waiting_answer_ends_as_interrupted_when_the_server_stops(tabs, backend, bob):
+    """D08"""
+    backend.refuse_waiting = True
+    backend.hold(0)
+    tab = await tabs.open(bob)
+    await tab.ask("Tell me")
+    await holds(backend)
+    gateway_close()
+    backend.release()
+    final = (await tab.until("generation.finished"))["message"]
+    assert (final["state"], final["content"]) == ("interrupted", "")
+    assert final["error"] == "The server was stopped before this answer began. Ask again."
+
+
 # ---- the session
 
 

@@ -42,11 +42,15 @@ def test_an_admin_gets_the_page_with_the_summary_for_those_who_see_no_canvas(
     assert "script-src 'self'" in page["Content-Security-Policy"]
 
 
-def test_a_member_and_a_visitor_do_not_get_the_page(bob: User) -> None:
+def test_a_member_and_a_visitor_do_not_get_the_page(
+    bob: User, caplog: pytest.LogCaptureFixture
+) -> None:
     client = Client(headers={"host": "localhost"})
     assert client.get("/console/").status_code == 302
     client.force_login(bob)
     assert client.get("/console/").status_code == 403
+    (said,) = (record for record in caplog.records if record.name == "django.request")
+    assert (said.levelname, said.exc_info) == ("WARNING", None)
 
 
 async def test_killing_ends_the_request_is_audited_and_told_to_all_consoles(

@@ -429,7 +429,9 @@ async def test_a_stop_lets_running_answers_finish_and_ends_waiting_ones_d08(make
     ends = [(await reader)[-1] for reader in readers]
     await stopping
     assert [end.finish_reason for end in ends[:4]] == ["length"] * 4
-    assert all(end.error for end in ends[4:])
+    assert [end.error_code for end in ends] == [None] * 4 + ["engine_unavailable"] * 2
+    assert all(end.error and "stopping" in end.error for end in ends[4:])
+    assert [end.prompt_tokens for end in ends[4:]] == [0, 0]
     assert runner.is_closed
 
 
@@ -444,6 +446,7 @@ async def test_a_stop_without_grace_ends_running_answers_d08(make):
     end = (await asyncio.wait_for(reading, DEADLINE_S))[-1]
     assert end.finish_reason in ("abort", "error")
     assert end.error
+    assert (end.error_code, end.prompt_tokens) == (None, stream.prompt_tokens)
 
 
 async def test_progress_events_come_for_long_prompts(make):

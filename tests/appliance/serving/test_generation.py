@@ -14,7 +14,7 @@ from appliance.serving import booking, services
 from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_close, gateway_remove, get_backend
 from appliance.serving.services import generation_open
-from appliance.serving.types import Delta, Finished
+from appliance.serving.types import Delta, Finished, Queued
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,6 +61,16 @@ async def test_a_failed_answer_costs_what_was_made_b08(backend, ask, bob):
     assert events[-1].error
     record = await only_record(bob)
     assert (record.end, record.completion_tokens) == ("error", 2)
+
+
+async def test_one_that_is_refused_in_the_queue_costs_nothing_d08(backend, ask, bob):
+    backend.queued_ahead = 2
+    backend.refuse_waiting = True
+    events = [event async for event in await generation_open(ask())]
+    assert [type(event) for event in events] == [Queued, Finished]
+    record = await only_record(bob)
+    assert (record.end, record.prompt_tokens, record.completion_tokens) == ("error", 0, 0)
+    assert (await status_of(bob)).used_tokens == 0
 
 
 async def test_stopping_in_the_middle_books_and_frees(backend, ask, bob):

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from channels.db import database_sync_to_async
+from django.core.cache.backends.redis import RedisCache
 from django.core.checks import run_checks
 from django.db import OperationalError
 from django.test import AsyncClient
@@ -14,6 +15,7 @@ from appliance.serving import checks, health
 from appliance.serving.gateway import gateway_close, gateway_remove
 from appliance.serving.health import STALL_S, Probe, StepWatch
 from appliance.serving.services import generation_open
+from tests.e2e.server import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,6 +94,17 @@ async def test_without_a_database_it_is_not_ready_d09(backend, visitor, monkeypa
     assert (await visitor.get("/healthz")).status_code == 200
     answer = await visitor.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, {"status": "database"})
+
+
+async def test_without_its_redis_it_is_not_ready_d09(backend, visitor, settings, monkeypatch):
+    monkeypatch.setattr(health, "cache", RedisCache(f"redis://127.0.0.1:{free_port()}/0", {}))
+    settings.REDIS_URL = ""
+    assert (await visitor.get("/readyz")).status_code == 200
+    monkeypatch.setattr(health, "_redis", Probe(health.ask_redis))
+    settings.REDIS_URL = "redis://set"
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "redis"})
 
 
 async def test_a_database_that_hangs_is_not_waited_for_long_d09(backend, visitor, monkeypatch):

@@ -11,6 +11,7 @@ import websockets.sync.client
 from websockets.exceptions import ConnectionClosed
 
 from tests.appliance.serving.processes import WAIT_S, Running, manage, until
+from tests.e2e.server import free_port
 
 
 def rows(data_dir, query):
@@ -23,6 +24,16 @@ def test_without_tables_it_says_migrate(tmp_path):
     assert done.returncode == 1
     assert "manage.py migrate" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_the_redis_that_is_set_it_says_so(data_dir):
+    done = manage(data_dir, "serve", REDIS_URL=f"redis://:secret@127.0.0.1:{free_port()}/0")
+    assert done.returncode == 1
+    assert "Redis does not answer" in done.stderr
+    assert "REDIS_URL" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+    assert "ready" not in done.stdout
 
 
 # ---- a running server, around the scripted back end
