@@ -85,6 +85,7 @@ TIME_ZONE = env.env_time_zone("APPLIANCE_TIME_ZONE", "UTC")
 
 # ---- database, cache, channel layer, tasks: embedded unless DATABASE_URL / REDIS_URL say else
 
+DATABASE_URL = env.env_str("DATABASE_URL", "")
 _DATABASE = env.env_database("DATABASE_URL")
 REDIS_URL = env.env_str("REDIS_URL", "")
 

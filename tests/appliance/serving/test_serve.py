@@ -1,6 +1,9 @@
 """`manage.py serve` whole: first start, tuning, second start, end. With a tiny real model."""
 
+import contextlib
 import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
@@ -104,3 +107,41 @@ def test_a_model_that_is_not_there_ends_the_start_with_its_reason(serve):
     assert server.process.wait(WAIT_S) == 1
     assert "no model 'no-such-model'" in "\n".join(server.lines)
     assert "manage.py models" in "\n".join(server.lines)
+
+
+def test_what_waits_at_a_stop_is_refused_and_costs_nothing_d08(serve):
+    server = serve().until_ready()
+    made = run_python(server.data_dir, "-c", MAKE_KEY)
+    key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    asked = {
+        "model": server.get("/v1/models", headers=key).json()["data"][0]["id"],
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 400,
+        "ignore_eos": True,
+    }
+    engine = server.url + "/api/engine"
+    assert httpx.patch(engine, json={"slots": 1}, headers=key).status_code == 200
+
+    def ask(number):
+        url = server.url + "/v1/chat/completions"
+        return httpx.post(url, json=asked, headers=key, timeout=WAIT_S)
+
+    with ThreadPoolExecutor(16) as pool:
+        asking = [pool.submit(ask, number) for number in range(16)]
+        until(lambda: server.get("/api/engine", headers=key).json()["waiting"] >= 4)
+        server.signal()
+        answers = [one.result() for one in asking]
+    assert server.process.wait(WAIT_S) == 0
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert refused
+    for answer in refused:
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+        assert int(answer.headers["retry-after"]) >= 1
+    with contextlib.closing(sqlite3.connect(server.data_dir / "blockhouse.sqlite3")) as database:
+        costs = "SELECT prompt_tokens + completion_tokens FROM quotas_usagerecord WHERE "
+        failed = database.execute(f"{costs} \"end\" = 'error'").fetchall()
+        answered = database.execute(f"{costs} \"end\" != 'error'").fetchall()
+        used = database.execute("SELECT used_tokens, reserved_tokens FROM quotas_usageday")
+        assert used.fetchall() == [(sum(cost for (cost,) in answered), 0)]
+    assert set(failed) == {(0,)}
