@@ -98,9 +98,14 @@ def require_redis() -> None:
         return
     try:
         cache.get("start")
-    except (RedisError, ValueError) as exc:
+    except ValueError as exc:
+        # Not the value, nor the error: they hold a password.
         raise StartRefused(
-            f"Redis does not answer: {exc}. Check REDIS_URL and that it runs, or unset REDIS_URL "
+            "REDIS_URL is no address of a Redis server; redis://:PASSWORD@HOST:6379/0 is allowed."
+        ) from exc
+    except RedisError as exc:
+        raise StartRefused(
+            f"Redis does not answer: {str(exc).rstrip('.')}. Check REDIS_URL and that it runs, or unset REDIS_URL "
             "to serve without Redis."
         ) from exc
 

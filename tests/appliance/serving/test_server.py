@@ -36,6 +36,15 @@ def test_without_the_redis_that_is_set_it_says_so(data_dir):
     assert "ready" not in done.stdout
 
 
+@pytest.mark.parametrize("address", ["garbage", "redis://:pa/secret@127.0.0.1:6379/0"])
+def test_a_redis_address_that_is_none_is_named_without_its_password(data_dir, address):
+    done = manage(data_dir, "serve", REDIS_URL=address)
+    assert done.returncode == 1
+    assert "REDIS_URL is no address" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "'pa'" not in done.stderr
+
+
 # ---- a running server, around the scripted back end
 
 
