@@ -105,8 +105,8 @@ def require_redis() -> None:
         ) from exc
     except RedisError as exc:
         raise StartRefused(
-            f"Redis does not answer: {str(exc).rstrip('.')}. Check REDIS_URL and that it runs, or unset REDIS_URL "
-            "to serve without Redis."
+            f"Redis does not answer: {str(exc).rstrip('.')}. Check REDIS_URL and that it "
+            "runs, or unset REDIS_URL to serve without Redis."
         ) from exc
 
 
