@@ -25,6 +25,7 @@ class BlockCells:
     def __init__(self, handle_of: Callable[[str], int]) -> None:
         self._handle_of = handle_of
         self.step = -1
+        self._seen: object = None
         self.size_version = 0
         self._codes: Ints = np.empty(0, np.int64)
         self._positions: Ints = np.empty(0, np.int64)
@@ -38,11 +39,15 @@ class BlockCells:
         self._partial: dict[int, tuple[int, int]] = {}
 
     def observe(self, block_map: Mapping[str, Any], block_size: int, tick: int) -> None:
-        """Take the engine's map over; does nothing when its step was seen already."""
-        cells = np.asarray(block_map["cells"], dtype=np.int64)
-        if block_map["step"] == self.step and len(cells) == len(self._codes):
+        """Take the engine's map over; does nothing with the very map that it saw last.
+
+        The step does not tell: an abort moves blocks between two steps.
+        """
+        if block_map["cells"] is self._seen:
             return
+        self._seen = block_map["cells"]
         self.step = int(block_map["step"])
+        cells = np.asarray(self._seen, dtype=np.int64)
         if len(cells) != len(self._codes) or block_size != self._block_size:
             self._resize(len(cells), block_size, tick)
         codes = self._stable_codes(cells, block_map["holders"], tick)

@@ -127,7 +127,6 @@ class ConsoleFeed:
             return {"state": "unavailable", "error": exc.message, "requests": []}, None, ()
         if backend is not self._backend:
             self._backend, self._last_event_id = backend, 0
-            self.picture.cells.step = -1
         events = backend.events_since(self._last_event_id)
         if events:
             self._last_event_id = int(events[-1]["event_id"])

@@ -121,3 +121,23 @@ def test_an_update_of_100000_blocks_with_few_changes_is_small() -> None:
     cells.observe(grown, BLOCK, 2)
     assert len(orjson.dumps(cells.delta_since(1))) < 2_000
     assert len(orjson.dumps(cells.delta_since(2))) < 20
+
+
+def test_blocks_given_back_without_a_step_are_told() -> None:
+    """The last running request is aborted: nothing is computed, and its blocks are free."""
+    handles = Handles()
+    cells, reader = BlockCells(handles), MapReader()
+    held = {
+        "step": 7,
+        "cells": [0, 0, -1],
+        "holders": [["r-1"]],
+        "partial": {1: 3},
+        "token_start": {0: 0, 1: 16},
+    }
+    cells.observe(held, BLOCK, 1)
+    reader.apply(cells.delta_since(-1))
+    free = {**held, "cells": [-2, -1, -1], "holders": [], "partial": {}, "token_start": {}}
+    cells.observe(free, BLOCK, 2)
+    reader.apply(cells.delta_since(1))
+    assert reader.cells(handles.names) == engine_cells(free)
+    assert reader.partial == {}
