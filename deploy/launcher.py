@@ -61,6 +61,23 @@ def environment_make(extras: Sequence[str]) -> None:
         stamp.write_text(digest, encoding="utf-8")
 
 
+def kernels_make() -> None:
+    """Compile the processor kernels unless it was done from these sources; torch serves without.
+
+    The build finds that out as well, but it has to import torch for it, which takes seconds.
+    """
+    digest = hashlib.sha256(CONSTRAINTS.read_bytes())
+    for source in sorted((ROOT / "kernels" / "csrc").iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    stamp = VENV / ".kernels-built"
+    is_there = any((ROOT / "kernels" / "_build").glob("*.so"))
+    if is_there and stamp.exists() and stamp.read_text(encoding="utf-8") == digest.hexdigest():
+        return
+    command = [str(PYTHON), "-m", "kernels.build"]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode == 0:
+        stamp.write_text(digest.hexdigest(), encoding="utf-8")
+
+
 def requirements(extras: Sequence[str]) -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
@@ -148,10 +165,8 @@ def start(arguments: Sequence[str]) -> None:
     data_dir = Path(os.environ.get("APPLIANCE_DATA_DIR") or ROOT / "var")
     make_data_dir(data_dir)
     environment_make(())
-    step([PYTHON, "-m", "kernels.build"], "Compiling the processor kernels", required=False)
-    step([PYTHON, "manage.py", "migrate", "--noinput", "-v", "0"], "Preparing the database")
-    if not os.environ.get("APPLIANCE_MODEL"):
-        step([PYTHON, "manage.py", "models", "ensure"], "Preparing the default model")
+    kernels_make()
+    prepare()
     serve = [str(PYTHON), "manage.py", "serve"]
     if options.host:
         serve += ["--host", options.host]
@@ -160,6 +175,21 @@ def start(arguments: Sequence[str]) -> None:
     os.chdir(ROOT)
     # The server takes this process's place, so Ctrl-C and a service manager reach it directly.
     os.execv(serve[0], serve)
+
+
+def prepare() -> None:
+    """The database and the default model, side by side: neither needs the other."""
+    tasks = {"Preparing the database": ["migrate", "--noinput", "-v", "0"]}
+    if not os.environ.get("APPLIANCE_MODEL"):
+        tasks["Preparing the default model"] = ["models", "ensure"]
+    running = {
+        what: subprocess.Popen([str(PYTHON), "manage.py", *arguments], cwd=ROOT)
+        for what, arguments in tasks.items()
+    }
+    ended = {what: process.wait() for what, process in running.items()}
+    for what, status in ended.items():
+        if status:
+            raise StepFailed(f"{what} failed (exit status {status}); the reason stands above.")
 
 
 def make_data_dir(data_dir: Path) -> None:
@@ -175,12 +205,6 @@ def make_data_dir(data_dir: Path) -> None:
         ) from exc
 
 
-def step(command: Sequence[object], what: str, *, required: bool = True) -> None:
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, check=False)
-    if done.returncode and required:
-        raise StepFailed(f"{what} failed (exit status {done.returncode}); the reason stands above.")
-
-
 # ---- test
 
 
@@ -188,7 +212,7 @@ def test(arguments: Sequence[str]) -> int:
     """Every check, then every test; goes on after a failure so that one run shows all."""
     debian_packages_make()
     environment_make(("test",))
-    step([PYTHON, "-m", "kernels.build"], "Compiling the processor kernels", required=False)
+    kernels_make()
     failed = [name for name, command in checks() if not passes(name, command)]
     for name, command in suites(arguments):
         if not passes(name, command):

@@ -84,8 +84,6 @@ class ApplianceServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         try:
-            if self._worker is not None:
-                self._worker.start()
             self._backend.start()
             gateway_serving()
             if await self._until_ready():
@@ -121,6 +119,9 @@ class ApplianceServer:
                 # What is loaded stays: a full collection over it would hold up every stream.
                 gc.collect()
                 gc.freeze()
+                # Not before: its own start would take a core from the loading model.
+                if self._worker is not None:
+                    self._worker.start()
                 self._say(f"ready: {self._url}")
                 return True
             progress, doing = state.get("progress") or (0.0, "")

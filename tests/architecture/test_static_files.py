@@ -14,10 +14,14 @@ TEMPLATES = sorted((ROOT / "templates").rglob("*.html"))
 def tracked() -> set[Path]:
     """Files that git knows; outside a checkout, files that are there."""
     done = subprocess.run(
-        ["git", "ls-files", "static"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "static", "deploy"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        return {path for path in (ROOT / "static").rglob("*") if path.is_file()}
+        return {path for path in ROOT.rglob("*") if path.is_file()}
     return {ROOT / line for line in done.stdout.splitlines()}
 
 
