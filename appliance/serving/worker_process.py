@@ -1,6 +1,7 @@
 """The one Celery worker beside the server: a process that starts and ends with it."""
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -30,7 +31,10 @@ class WorkerProcess:
     def start(self) -> None:
         # A session of its own: Ctrl-C in the terminal reaches the server, which ends the worker.
         self._process = subprocess.Popen(
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), "worker"],
+            [
+                *(sys.executable, str(settings.BASE_DIR / "manage.py"), "worker"),
+                *("--parent", str(os.getpid())),
+            ],
             stdin=subprocess.DEVNULL,
             # Standard output is for what the server says at its start.
             stdout=_STDERR,

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from celery.platforms import SecurityWarning
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 
 from appliance.celery import app
 
@@ -19,8 +19,15 @@ class Command(BaseCommand):
         "process that started it is gone."
     )
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--parent", type=int, help="process to end with; by default the one that started this"
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        # A server that was killed before this line is no longer the parent: it has to be named.
+        parent = options["parent"] or os.getppid()
+        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
         # In a container root is the usual user; messages are JSON only, never pickles.
         warnings.simplefilter("ignore", SecurityWarning)
         app.worker_main(

@@ -1,0 +1,22 @@
+"""D06: a worker never outlives its server, not even one that was killed while it started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_worker_whose_server_is_gone_ends(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    worker = subprocess.run(
+        [sys.executable, "manage.py", "worker", "--parent", str(gone.pid)],
+        cwd=ROOT,
+        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert worker.returncode is not None
