@@ -1,6 +1,7 @@
 """D06: a worker never outlives its server, not even one that was killed while it started."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,4 +20,5 @@ def test_a_worker_whose_server_is_gone_ends(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert worker.returncode is not None
+    # An orderly end or the signal itself: it never waits for a server that is not there.
+    assert worker.returncode in (0, -signal.SIGTERM), worker.stderr
