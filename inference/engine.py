@@ -16,6 +16,18 @@ from typing import Any
 
 from inference.config import EngineConfig
 from inference.engine_checks import check_request
+from inference.engine_parts import (
+    CUT_OFF,
+    DEAD,
+    LOADING,
+    STEP_FAILED,
+    STOPPED,
+    STOPPING,
+    Ending,
+    close_runner,
+    make_scheduler,
+    named,
+)
 from inference.errors import (
     EngineDead,
     EngineStopping,
@@ -23,8 +35,8 @@ from inference.errors import (
     ModelLoadError,
     RequestRejected,
 )
+from inference.events import EventRing
 from inference.inbox import Abort, Add, Command, Drain, Inbox, Tune
-from inference.kv_cache.manager import KVCacheManager
 from inference.outputs import (
     BlockMap,
     EngineEvent,
@@ -50,13 +62,6 @@ _HEARTBEAT_S = 1.0
 # How long `shutdown` waits, past its grace time, for a step that hangs.
 _HANG_S = 10.0
 
-_LOADING = "The model is still loading. Try again in a moment."
-_STOPPING = "The server is stopping. Try again in a moment."
-_CUT_OFF = "The server stopped before the answer was complete."
-_STEP_FAILED = "The model failed while computing this answer. Try again."
-_STOPPED = "The server has stopped."
-_DEAD = "The engine has stopped working. The administrator has to restart it."
-
 
 class Engine:
     """`start`, `wait_ready`, then `add_request` from any thread; `shutdown` at the end.
@@ -65,22 +70,39 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        events: EventRing | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises InvalidConfig. Nothing is loaded before `start`."""
+        """Nothing is loaded before `start`.
+
+        Args:
+            events: where to tell what happens; engines that follow one another share it.
+            on_end: called once when the engine has ended, on the thread that ends it.
+
+        Raises:
+            InvalidConfig: see `EngineConfig.validate`.
+        """
         config.validate()
         self._config = config
         self._runner = runner
         self._clock = clock
-        self._inbox = Inbox(EngineStopping(_LOADING))
+        self._inbox = Inbox(EngineStopping(LOADING))
         self._streams = StreamBook()
-        self._reporter = Reporter(self._inbox, self._streams, clock)
+        self._reporter = Reporter(self._inbox, self._streams, clock, events)
         self._publisher = Publisher(clock)
-        self._thread: threading.Thread | None = None
+        # It may hang in a step after the engine has ended.
+        self.thread: threading.Thread | None = None
         self._is_settled = threading.Event()
-        # Why the engine ended; None while it lives.
-        self._fatal: InferenceError | None = None
+        self.ending = Ending(on_end)
+        # When the step that is under way began; None between two steps.
+        self._step_began_s: float | None = None
         self._failures_in_a_row = 0
+        self._cut_off = CUT_OFF
         # Set by shutdown: when the thread leaves at the latest.
         self._stop_at_s: float | None = None
         # Set last by `load`; the others are there when it is.
@@ -99,7 +121,7 @@ class Engine:
             EngineStopping: it is still loading.
         """
         if self._info is None:
-            raise EngineStopping(_LOADING)
+            raise EngineStopping(LOADING)
         return self._info
 
     @property
@@ -107,11 +129,17 @@ class Engine:
         """Most tokens that a prompt and its answer may have together. Raises as `info` does."""
         return min(self.info.max_model_len, self._scheduler.max_len)
 
+    @property
+    def step_seconds(self) -> float:
+        """How long the step under way has taken so far; 0 between two steps."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else self._clock() - began_s
+
     def start(self) -> None:
         """Start the engine thread, which loads the model first."""
-        assert self._thread is None, "the engine was started before"
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        assert self.thread is None, "the engine was started before"
+        self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.thread.start()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until requests can be served.
@@ -123,8 +151,8 @@ class Engine:
         """
         if not self._is_settled.wait(timeout_s):
             raise TimeoutError(f"The model did not load within {timeout_s:g} seconds.")
-        if self._fatal is not None:
-            raise self._fatal
+        if self.ending.error is not None:
+            raise self.ending.error
 
     def add_request(self, request: Request) -> RequestStream:
         """Check and queue a request; its stream belongs to the calling event loop, if any.
@@ -134,8 +162,7 @@ class Engine:
                 QueueFull, EngineStopping); nothing was queued.
             EngineDead: the engine has ended.
         """
-        if self._fatal is not None:
-            raise EngineDead(str(self._fatal))
+        self.ending.raise_if_set()
         stream = RequestStream(request.request_id, self.abort)
         if request.arrival_s == 0.0:
             request.arrival_s = self._clock()
@@ -186,28 +213,44 @@ class Engine:
         """Events after this id, oldest first; 0 gives all that are kept."""
         return self._reporter.events.since(event_id)
 
-    def drain(self) -> None:
-        """Take no new requests; what runs goes on, what has not started ends with an error."""
-        self._inbox.shut(EngineStopping(_STOPPING))
-        self._publisher.set_state("draining")
-        self._inbox.put(Drain())
+    def drain(self, why: str = STOPPING) -> None:
+        """Take no new requests; what runs goes on, what has not started ends with an error.
 
-    def shutdown(self, grace_s: float) -> None:
+        Args:
+            why: what those read who are refused or had not started.
+        """
+        self._inbox.shut(EngineStopping(why))
+        self._publisher.set_state("draining")
+        self._inbox.put(Drain(why))
+
+    def abandon(self, cause: str) -> None:
+        """Give up, from another thread, an engine whose own hangs: every stream ends now.
+
+        Its memory comes back when the step, which nobody can end, returns.
+        """
+        self._die(EngineDead(DEAD), cause)
+
+    def shutdown(self, grace_s: float, *, why: str = STOPPING, cut_off: str = CUT_OFF) -> None:
         """Drain, end what still runs after `grace_s`, give the memory back. Idempotent.
 
-        Returns when the thread has ended; with a log entry if it hangs in a step.
+        Returns when the thread has ended; with a log entry if it hangs in a step. `why` is as for
+        `drain`.
+
+        Args:
+            cut_off: what those read whose answers did not end in time.
         """
-        self.drain()
-        if self._stop_at_s is None:
-            self._stop_at_s = self._clock() + grace_s
-        if self._thread is None:
+        self.drain(why)
+        self._cut_off = cut_off
+        stop_at_s = self._clock() + grace_s  # the shortest grace that anybody gave counts
+        self._stop_at_s = min(stop_at_s, self._stop_at_s or stop_at_s)
+        if self.thread is None:
             self._leave()
             return
         self._inbox.wake.set()
-        self._thread.join(grace_s + _HANG_S)
-        if self._thread.is_alive():
+        self.thread.join(grace_s + _HANG_S)
+        if self.thread.is_alive():
             logger.error("the engine thread hangs in a step; its requests are ended without it")
-            self._streams.end_all(FinishReason.ERROR, _CUT_OFF)
+            self._streams.end_all(FinishReason.ERROR, self._cut_off)
 
     # ---- engine thread
 
@@ -219,19 +262,7 @@ class Engine:
         """
         info, config = self._runner.load(self._publisher.on_load_progress), self._config
         self._settings = SchedulerSettings.from_config(config, info.default_max_num_batched_tokens)
-        kv = KVCacheManager(
-            info.num_blocks,
-            info.block_size,
-            # The cache lives and dies with the loaded weights; this keeps digests apart as well.
-            model_version=f"{info.model_name}:{id(self)}",
-            enable_prefix_cache=config.enable_prefix_cache,
-        )
-        self._scheduler = Scheduler(
-            self._settings,
-            kv,
-            max_len=min(config.max_model_len or info.max_model_len, info.max_model_len),
-            eos_token_ids=info.eos_token_ids,
-        )
+        self._scheduler = make_scheduler(config, info, self._settings, id(self))
         self._positions = QueuePositions(self._scheduler)
         self._publisher.attach(self._scheduler, self._reporter.metrics, info)
         self._publisher.publish(did_step=False, did_change=True)
@@ -241,14 +272,20 @@ class Engine:
 
     def step(self) -> bool:
         """Take in what was handed over, plan, compute, deliver. False when nothing could run."""
-        start_s = self._clock()
+        self._step_began_s = self._clock()
+        try:
+            return self._step(self._step_began_s)
+        finally:
+            self._step_began_s = None
+
+    def _step(self, start_s: float) -> bool:
         commands = list(self._inbox.take())
         for command in commands:
             self._obey(command, start_s)
         output = self._scheduler.schedule(start_s)
         if output is not None:
             self._compute(output, start_s)
-        if self._fatal is not None:
+        if self.ending.error is not None:
             return False
         self._report_and_deliver()
         did_step = output is not None
@@ -261,19 +298,22 @@ class Engine:
         try:
             self.load()
             while not self._must_leave():
-                if not self.step() and self._fatal is None:
+                if not self.step() and self.ending.error is None:
                     self._inbox.wake.wait(_HEARTBEAT_S)
                     self._inbox.wake.clear()
             self._leave()
         except ModelLoadError as error:
             logger.error("the model cannot be loaded: %s", error)
-            self._die(error)
-        except Exception:
-            logger.exception("the engine thread failed")
-            self._die(EngineDead(_DEAD))
+            self._die(error, str(error))
+        except Exception as error:
+            if self.ending.error is None:
+                logger.exception("the engine thread failed")
+            self._die(EngineDead(DEAD), f"the engine failed: {named(error)}")
+        finally:
+            close_runner(self._runner)
 
     def _must_leave(self) -> bool:
-        if self._fatal is not None:
+        if self.ending.error is not None:
             return True
         if self._stop_at_s is None:
             return False
@@ -293,18 +333,20 @@ class Engine:
                 self._publisher.expire()
                 shown = {name: str(value) for name, value in changes.items()}
                 self._reporter.events.add("tuned", None, **shown)
-            case Drain():
+            case Drain(why):
                 for request in self._scheduler.unfinished():
                     if request.first_scheduled_s is None:
-                        self._scheduler.finish(
-                            request.request_id, FinishReason.ERROR, _STOPPING, now_s
-                        )
+                        self._scheduler.finish(request.request_id, FinishReason.ERROR, why, now_s)
 
     def _compute(self, output: SchedulerOutput, start_s: float) -> None:
         try:
             step_output = self._runner.execute(output)
         except Exception as error:
-            self._fail_step(output, error)
+            if self.ending.error is None:
+                self._fail_step(output, error)
+            return
+        if self.ending.error is not None:
+            # Given up while the step ran: its requests have ended.
             return
         self._failures_in_a_row = 0
         now_s = self._clock()
@@ -320,10 +362,11 @@ class Engine:
         self._reporter.on_step_failed(output, error)
         now_s = self._clock()
         for part in output.scheduled:
-            self._scheduler.finish(part.request.request_id, FinishReason.ERROR, _STEP_FAILED, now_s)
+            self._scheduler.finish(part.request.request_id, FinishReason.ERROR, STEP_FAILED, now_s)
         if self._failures_in_a_row >= _MAX_FAILURES:
             self._report_and_deliver()
-            self._die(EngineDead(_DEAD))
+            cause = f"{_MAX_FAILURES} steps in a row failed, the last with {named(error)}"
+            self._die(EngineDead(DEAD), cause)
 
     def _report_and_deliver(self) -> None:
         self._reporter.report(self._scheduler, self._positions, self._clock())
@@ -333,27 +376,25 @@ class Engine:
 
     def _leave(self) -> None:
         """The orderly end: what is left is cut off, counted and told."""
-        if self._fatal is None and self._info is not None:
+        if self.ending.error is None and self._info is not None:
             for request in self._scheduler.unfinished():
                 self._scheduler.finish(
-                    request.request_id, FinishReason.ERROR, _CUT_OFF, self._clock()
+                    request.request_id, FinishReason.ERROR, self._cut_off, self._clock()
                 )
             self._report_and_deliver()
-        self._die(EngineDead(_STOPPED))
+        self._die(EngineDead(STOPPED), STOPPED)
+        if self.thread is None:
+            close_runner(self._runner)
 
-    def _die(self, error: InferenceError) -> None:
+    def _die(self, error: InferenceError, cause: str) -> None:
         """The end of the engine. Uses nothing that may be what failed."""
-        if self._fatal is not None:
+        if not self.ending.set(error, cause):
             return
-        self._fatal = error
         self._inbox.shut(EngineDead(str(error)))
         for command in self._inbox.take():
             if isinstance(command, Add):
                 self._streams.add(command.stream)
         self._streams.end_all(FinishReason.ERROR, str(error))
-        self._publisher.on_dead(str(error))
-        try:
-            self._runner.close()
-        except Exception:
-            logger.exception("the runner could not give its memory back")
+        self._publisher.on_dead(cause)
         self._is_settled.set()
+        self.ending.tell()

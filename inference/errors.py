@@ -9,6 +9,7 @@
         EngineStopping         the server is draining
       RequestFailed            this request ended with an error; others go on
       EngineDead               the engine cannot go on; every stream ends with it
+      SwapRefused              the model cannot be changed now
       ModelLoadError           nothing half-loaded is left behind
         UnsupportedArchitecture
         MissingWeights
@@ -76,6 +77,10 @@ class RequestFailed(InferenceError):
 
 class EngineDead(InferenceError):
     """The engine thread ended; no request can be served until it is rebuilt."""
+
+
+class SwapRefused(InferenceError):
+    """The model cannot be changed now; the message says what goes on instead."""
 
 
 class ModelLoadError(InferenceError):

@@ -40,7 +40,9 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Nothing new comes any more; what has not started ends now."""
+    """Nothing new comes any more; what has not started ends now, and reads why."""
+
+    why: str
 
 
 Command = Add | Abort | Tune | Drain

@@ -22,9 +22,15 @@ _KINDS = {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}
 
 
 class Reporter:
-    def __init__(self, inbox: Inbox, streams: StreamBook, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        streams: StreamBook,
+        clock: Callable[[], float],
+        events: EventRing | None = None,
+    ) -> None:
         self.metrics = Metrics()
-        self.events = EventRing()
+        self.events = EventRing() if events is None else events
         # How often a waiting request starts when all slots are taken; None without a basis.
         self.seconds_per_start: float | None = None
         self._inbox = inbox

@@ -14,6 +14,9 @@ _MISSED_LOOKS = 5
 _STATE_WORDS = {
     "loading": "The server is loading its model. Try again when it is ready.",
     "draining": "The server was stopped.",
+    "rebuilding": "The server's engine failed and is loaded again. Try again when it is ready.",
+    "swapping": "The server changes its model. Try again when it is ready.",
+    "hung": "The server's engine does not answer. Try again when it is ready.",
     "dead": "The server's engine failed. Start the server again.",
 }
 

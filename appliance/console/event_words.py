@@ -75,6 +75,37 @@ def _tuned(who: str, data: Mapping[str, Any]) -> Worded:
     return Worded("", "info", f"{'; '.join(changes)}.")
 
 
+def _engine_failed(who: str, data: Mapping[str, Any]) -> Worded:
+    why = _sentence(data.get("cause"))
+    return Worded("danger", "error", f"The engine stopped: {why}. It is loaded again.")
+
+
+def _engine_rebuilt(who: str, data: Mapping[str, Any]) -> Worded:
+    return Worded("ok", "check", "The engine was loaded again and serves.")
+
+
+def _engine_hung(who: str, data: Mapping[str, Any]) -> Worded:
+    why = _sentence(data.get("cause"))
+    return Worded("danger", "error", f"The engine was given up: {why}. Its answers were ended.")
+
+
+def _engine_dead(who: str, data: Mapping[str, Any]) -> Worded:
+    return Worded("danger", "error", f"{_sentence(data.get('cause'))}.")
+
+
+def _swap_began(who: str, data: Mapping[str, Any]) -> Worded:
+    return Worded("", "info", f"Changing to the model {data.get('model')}: answers may finish.")
+
+
+def _swapped(who: str, data: Mapping[str, Any]) -> Worded:
+    return Worded("ok", "check", f"The model {data.get('model')} serves now.")
+
+
+def _swap_failed(who: str, data: Mapping[str, Any]) -> Worded:
+    why = _sentence(data.get("error"))
+    return Worded("danger", "error", f"The model {data.get('model')} was not loaded: {why}.")
+
+
 REJECTIONS = {
     "QueueFull": "the waiting line is full",
     "PromptTooLong": "the prompt is too long",
@@ -105,6 +136,13 @@ _WRITERS = {
     "failed": _failed,
     "rejected": _rejected,
     "tuned": _tuned,
+    "engine_failed": _engine_failed,
+    "engine_rebuilt": _engine_rebuilt,
+    "engine_hung": _engine_hung,
+    "engine_dead": _engine_dead,
+    "swap_began": _swap_began,
+    "swapped": _swapped,
+    "swap_failed": _swap_failed,
 }
 
 

@@ -1,7 +1,8 @@
 """Is the process alive, and is it ready to serve? Cheap, without log-in, without details.
 
-A busy server is ready. Not ready: the model loads or is dead, the server stops, the database or
-Redis (where one is set) does not answer, or work runs and no step has ended for a minute.
+A busy server is ready. Not ready: the model loads, is changed, or its engine is loaded again,
+hangs or is dead; the server stops; the database or Redis (where one is set) does not answer; work
+runs and no step has ended for a minute.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from appliance.serving.gateway import gateway_is_admitting, get_backend
 
 # The longest step of a large model on a slow machine ends well before this.
 STALL_S = 60.0
+_LOADING_STATES = ("loading", "rebuilding", "swapping")
 _ANSWER_WAIT_S = 2.0
 # Probes that come faster than this share one look.
 _ANSWER_FRESH_S = 1.0
@@ -28,9 +30,10 @@ _ANSWER_FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    # ready, or why not: absent, loading, dead, stopping, stalled, database, redis.
+    # ready, or why not: absent, loading, rebuilding, swapping, hung, dead, stopping, stalled,
+    # database, redis.
     status: str
-    # Load progress in [0, 1] and what is being done, while loading.
+    # Load progress in [0, 1] and what is being done, while a model is loaded.
     progress: float | None = None
     doing: str = ""
 
@@ -125,9 +128,11 @@ async def readiness() -> Readiness:
     name = state["state"]
     if not gateway_is_admitting() or name == "draining":
         return Readiness("stopping")
-    if name == "loading":
+    if name in _LOADING_STATES:
         progress, doing = state.get("progress") or (0.0, "")
-        return Readiness("loading", progress, doing)
+        return Readiness(name, progress, doing)
+    if name == "hung":
+        return Readiness("hung")
     if name != "ready":
         return Readiness("dead")
     if _watch.is_stalled(state.get("step", 0), bool(state["running"] or state["waiting"])):

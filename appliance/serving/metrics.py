@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from appliance.errors import EngineUnavailable
 from appliance.serving.gateway import get_backend
 
-_STATES = ("loading", "ready", "draining", "dead")
+_STATES = ("loading", "ready", "rebuilding", "swapping", "hung", "draining", "dead")
 # State key -> (metric, what it says).
 _GAUGES = {
     "running": ("requests_running", "Requests that run now."),

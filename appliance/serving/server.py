@@ -3,6 +3,8 @@
 Everything here runs on the event loop. At its end: readiness turns red and nothing new is admitted;
 what runs may finish within the grace time, what waits is refused; answers are booked; sockets are
 closed with 1012 so that pages come back by themselves; the worker ends; the exit status is 0.
+When the engine hangs for good the server ends by itself in the same order with status 1, so that a
+service manager starts it again: a thread inside a native call cannot be ended in any other way.
 """
 
 import asyncio
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _ALIVE_EVERY_S = 60.0
+_LOST_LOOK_S = 1.0
 # After the grace time: for last events, bookings, sockets and the worker.
 _FLUSH_S = 3.0
 _WATCHDOG_S = 15.0
@@ -47,6 +50,10 @@ class ServedBackend(Backend, Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new, let what runs finish for `grace_s`, end the rest, free all memory."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether only the end of this process helps: the engine hangs for good."""
 
 
 class ApplianceServer:
@@ -132,10 +139,19 @@ class ApplianceServer:
         return False
 
     async def _until_stop_asked(self) -> None:
+        loop = asyncio.get_running_loop()
+        told_alive_s = loop.time()
         while not self._stop_asked.is_set():
+            if self._backend.is_lost:
+                self._say(f"Stopping: {self._backend.state().get('error')}")
+                self._exit_status = 1
+                return
+            await self._wait_for_stop(_LOST_LOOK_S)
+            if loop.time() - told_alive_s < _ALIVE_EVERY_S:
+                continue
+            told_alive_s = loop.time()
             if self._worker is not None:
                 self._worker.keep_alive()
-            await self._wait_for_stop(_ALIVE_EVERY_S)
             with contextlib.suppress(DatabaseError):
                 await in_db_thread(quota_mark_alive)
 

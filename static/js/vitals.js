@@ -63,7 +63,7 @@ export class Vitals {
   }
 
   #healthOf(state) {
-    const [image, words, tone] = { ready: ['check', 'Healthy', 'ok-text'], loading: ['clock', 'Loading', 'warn-text'], draining: ['out', 'Draining', 'warn-text'], dead: ['error', 'Stopped', 'danger-text'] }[state.state] ?? ['plug', 'No model', 'danger-text'];
+    const [image, words, tone] = { ready: ['check', 'Healthy', 'ok-text'], loading: ['clock', 'Loading', 'warn-text'], rebuilding: ['clock', 'Loading again', 'warn-text'], swapping: ['clock', 'Changing model', 'warn-text'], hung: ['error', 'Not answering', 'danger-text'], draining: ['out', 'Draining', 'warn-text'], dead: ['error', 'Stopped', 'danger-text'] }[state.state] ?? ['plug', 'No model', 'danger-text'];
     if (this.#health !== words) {
       this.#health = words;
       const place = document.querySelector('[data-health]');

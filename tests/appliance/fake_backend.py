@@ -145,6 +145,10 @@ class FakeBackend:
         self.released.set()
 
     @property
+    def is_lost(self) -> bool:
+        return False
+
+    @property
     def model(self) -> ModelInfo | None:
         return None if self.down else MODEL
 

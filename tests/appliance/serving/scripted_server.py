@@ -6,6 +6,7 @@ waits for a file named `loaded`.
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 from channels.db import database_sync_to_async
@@ -78,10 +79,35 @@ async def answer_app(scope, receive, send):
         await application(scope, receive, send)
 
 
-def main(port: str, drain_s: str) -> None:
+def hanging_backend():
+    """The real engine over a model whose first step never returns."""
+    from appliance.serving.engine_backend import EngineBackend
+    from inference.watchdog import Watchdog
+    from tests.appliance.serving.tiny_model import save_tiny_model
+    from tests.inference.faults import Faults
+
+    class HangingRunner:
+        def __init__(self, runner):
+            self.load, self.close = runner.load, runner.close
+
+        def execute(self, output):
+            time.sleep(3600)
+
+    faults = Faults()
+    folder = save_tiny_model(Path(settings.DATA_DIR) / "tiny")
+    return EngineBackend(
+        lambda report: folder,
+        lambda config: HangingRunner(faults.make_runner(config)),
+        config={},
+        look_every_s=0.05,
+        watch=lambda engine, clock: Watchdog(engine, clock, hang_s=0.3, lost_s=0.3),
+    )
+
+
+def main(port: str, drain_s: str, backend=LivingBackend) -> None:
     server = ApplianceServer(
         WebServer(answer_app, listen("127.0.0.1", int(port))),
-        LivingBackend(),
+        backend(),
         None,
         url="http://127.0.0.1/",
         drain_s=float(drain_s),

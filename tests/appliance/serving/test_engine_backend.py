@@ -17,7 +17,8 @@ from appliance.errors import (
     ModelNotFound,
     QueueIsFull,
 )
-from appliance.serving.engine_backend import _ERRORS, EngineBackend, appliance_error
+from appliance.serving.engine_backend import EngineBackend
+from appliance.serving.engine_words import _ERRORS, appliance_error
 from appliance.serving.types import (
     Caller,
     Delta,

@@ -65,6 +65,24 @@ async def test_while_loading_it_lives_and_says_how_far_it_is_d09(backend, visito
     assert answer.json() == {"status": "loading", "progress": 0.25, "doing": "reading weights"}
 
 
+@pytest.mark.parametrize("state", ["rebuilding", "swapping"])
+async def test_a_model_that_is_loaded_again_or_changed_is_not_ready_and_alive_d09(
+    backend, visitor, monkeypatch, state
+):
+    with_state(backend, monkeypatch, state=state, progress=(0.5, "reading weights"))
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": state, "progress": 0.5, "doing": "reading weights"}
+
+
+async def test_an_engine_that_hangs_is_not_ready_d09(backend, visitor, monkeypatch):
+    with_state(backend, monkeypatch, state="hung", error="a step did not end")
+    assert (await visitor.get("/healthz")).status_code == 200
+    answer = await visitor.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "hung"})
+
+
 async def test_a_dead_engine_is_neither_alive_nor_ready_d09(backend, visitor, monkeypatch):
     with_state(backend, monkeypatch, state="dead", error="secret path /home/x")
     for path in ("/healthz", "/readyz"):

@@ -142,6 +142,27 @@ def test_a_second_signal_ends_at_once_d08(run):
         assert server.process.wait(WAIT_S) == 1
 
 
+def test_an_engine_that_hangs_for_good_ends_the_process_so_that_it_is_started_again_d09(data_dir):
+    code = (
+        "import sys, django; django.setup();"
+        "from appliance.accounts.services import user_create; user_create('bob');"
+        "from tests.appliance.serving import scripted_server as scripted;"
+        "scripted.main(*sys.argv[1:], scripted.hanging_backend)"
+    )
+    server = Running(data_dir, ["-c", code, "{port}", "30"])
+    try:
+        server.until_ready()
+        answer = server.get("/answer")
+        assert answer.text.endswith("<Finished>")
+        assert server.process.wait(WAIT_S) == 1
+        said = server.process.stdout.read()
+        assert "restart the server" in said
+    finally:
+        server.end()
+    assert rows(data_dir, 'SELECT "end" FROM quotas_usagerecord') == [("error",)]
+    assert rows(data_dir, "SELECT count(*) FROM quotas_quotareservation") == [(0,)]
+
+
 # ---- what callers may send (B11)
 
 
