@@ -155,6 +155,10 @@ CELERY_BEAT_SCHEDULE = {
         "task": "appliance.capacity.tasks.heal_capacity",
         "schedule": 30.0,
     },
+    "roll-up-load": {
+        "task": "appliance.console.tasks.roll_up_load",
+        "schedule": 300.0,
+    },
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celerybeat-schedule")
 

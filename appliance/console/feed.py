@@ -17,10 +17,13 @@ import orjson
 from django.db import DatabaseError
 
 from appliance.console.event_words import Worded
+from appliance.console.host_load import HostLoad
+from appliance.console.load_history import MinuteMaker, minute_save
 from appliance.console.picture import Picture
 from appliance.console.selectors import settings_version, users_by_owner
 from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
+from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,9 @@ class ConsoleFeed:
         self._look_now = asyncio.Event()
         self._looked = asyncio.Event()
         self._encoded: dict[int, bytes] = {}
+        self._load = HostLoad()
+        self._host: dict[str, Any] = {}
+        self._minutes = MinuteMaker(self.epoch)
 
     def start(self) -> None:
         """Begin to keep the history; does nothing when it runs."""
@@ -103,13 +109,11 @@ class ConsoleFeed:
     async def look(self) -> None:
         """Take one look at the engine."""
         state, block_map, events = self._read()
-        self.picture.observe(
-            state,
-            block_map,
-            events,
-            now=time.monotonic() - self._started,
-            epoch=self.epoch,
-        )
+        now = time.monotonic() - self._started
+        if self.picture.samples.is_due(now):
+            self._host = self._load.read(state)
+        state = {**state, "host": self._host}
+        self.picture.observe(state, block_map, events, now=now, epoch=self.epoch)
         unknown = self.picture.unknown_owners()
         if unknown:
             try:
@@ -119,6 +123,17 @@ class ConsoleFeed:
         self._encoded.clear()
         looked, self._looked = self._looked, asyncio.Event()
         looked.set()
+        await self._keep_minute()
+
+    async def _keep_minute(self) -> None:
+        sample = self.picture.new_sample
+        ended = None if sample is None else self._minutes.take(sample)
+        if ended is None:
+            return
+        try:
+            await in_db_thread(minute_save, *ended)
+        except DatabaseError:
+            logger.warning("the plotted numbers of a minute are not kept", exc_info=True)
 
     def _read(self) -> tuple[Mapping[str, Any], Mapping[str, Any] | None, Any]:
         try:

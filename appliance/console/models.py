@@ -23,3 +23,22 @@ class AuditRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.actor_name} {self.action} {self.target}"
+
+
+class LoadRow(models.Model):
+    """The plotted numbers of one minute or one hour: see `load_history.py`."""
+
+    # 60 or 3600
+    span_s = models.PositiveIntegerField()
+    # When it began.
+    at = models.DateTimeField()
+    # Column of `samples.COLUMNS` -> number or null
+    values = models.JSONField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["span_s", "at"], name="console_load_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.span_s} s from {self.at:%Y-%m-%d %H:%M}"

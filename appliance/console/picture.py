@@ -11,7 +11,7 @@ from typing import Any
 from appliance.console.block_cells import BlockCells
 from appliance.console.event_words import Worded, event_words
 from appliance.console.request_log import FIELDS, RequestLog
-from appliance.console.samples import COLUMNS, Samples
+from appliance.console.samples import COLUMNS, Sample, Samples
 
 NEVER = -1
 KEEP_EVENTS = 200
@@ -30,6 +30,8 @@ class Picture:
         self.requests = RequestLog()
         self.cells = BlockCells(self.requests.handle_of)
         self.samples = Samples()
+        # The newest sample, until the feed takes it for the roll-ups.
+        self.new_sample: Sample | None = None
         self._values: dict[str, tuple[Any, int]] = {}
         self._users: dict[str, tuple[list[Any], int]] = {}
         # (tick, [number, unix seconds, tone, icon, text])
@@ -57,7 +59,7 @@ class Picture:
             self._tell(event)
         waiting = int(state.get("waiting") or 0)
         self.requests.observe(state.get("requests") or (), waiting, now, tick)
-        self.samples.observe(state, self.now, tick)
+        self.new_sample = self.samples.observe(state, self.now, tick)
         for name, value in state.items():
             if name != "requests":
                 self._put(name, _rounded(value))

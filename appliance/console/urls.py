@@ -11,6 +11,7 @@ from appliance.console import (
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.live, name="console_live"),
+    path("load/", views.load, name="console_load"),
     path("tuning/", views.tuning, name="console_tuning"),
     path("tuning/replay/", views.tuning_replay, name="console_tuning_replay"),
     path("requests/<str:request_id>/kill/", views.kill, name="console_kill"),

@@ -5,16 +5,20 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from appliance.accounts.access import admin_required
 from appliance.console.api import error_response
 from appliance.console.feed import current_feed
+from appliance.console.load_history import RANGES, points, stored_rows
 from appliance.console.replay import past_requests, replay
+from appliance.console.samples import COLUMNS
 from appliance.console.selectors import changes_made, settings_version
 from appliance.console.services import request_kill
 from appliance.console.setting_catalogue import fields_of
 from appliance.errors import ApplianceError, BadRequest, EngineUnavailable
+from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
 
 MAX_SLOTS = 4096
@@ -36,6 +40,21 @@ async def kill(request: HttpRequest, request_id: str) -> HttpResponse:
     except ApplianceError as exc:
         return error_response(exc)
     return HttpResponse(status=HTTPStatus.NO_CONTENT)
+
+
+@require_GET
+async def load(request: HttpRequest) -> HttpResponse:
+    """The plotted numbers of a longer time, one row a point; times are unix seconds."""
+    if not (await request.auser()).is_admin:
+        raise PermissionDenied
+    name = request.GET.get("range", "")
+    if name not in RANGES:
+        allowed = ", ".join(RANGES)
+        return error_response(BadRequest(f"range must be one of {allowed}.", param="range"))
+    feed = current_feed()
+    stored = await in_db_thread(stored_rows, name, timezone.now())
+    rows = points(name, stored, feed.picture.samples, feed.epoch)
+    return JsonResponse({"columns": COLUMNS, "rows": rows, "point_s": RANGES[name].point_s})
 
 
 @require_GET

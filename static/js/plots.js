@@ -1,23 +1,20 @@
-// Plots of the last 15 minutes (uPlot): thin lines, few ticks, direct labels, units always.
+// Plots of the chosen time (uPlot): thin lines, few ticks, direct labels, units always.
 import uPlot from '../vendor/uplot-1.6.32.esm.js';
 import { token } from './canvas.js';
 import { niceTop } from './chart-scale.js';
-import { count, rate, seconds, setText } from './words.js';
+import { PlotHistory } from './plot-history.js';
+import { SPECS, nowWords } from './plot-specs.js';
+import { count, setText } from './words.js';
 
-const HEIGHT = 126, SPAN = 15 * 60;
-
-const PLOTS = {
-  speed: { columns: ['decode'], least: 50, fill: true, now: ([speed]) => `${rate(speed)} tok/s`, what: 'Tokens written a second' },
-  ttft: { columns: ['ttft_p50', 'ttft_p95'], least: 1, labels: ['p50', 'p95'], now: ([p50, p95]) => `p50 ${seconds(p50)} · p95 ${seconds(p95)}`, what: 'Time to first token' },
-  queue: { columns: ['waiting'], least: 4, fill: true, step: true, whole: true, now: ([n]) => (n === 1 ? '1 request' : `${count(n)} requests`), what: 'Waiting requests' },
-  kv: { columns: ['kv'], least: 100, most: 100, fill: true, now: ([share]) => `${Math.round(share)} %`, what: 'KV memory in use' },
-};
+const HEIGHT = 126;
+const LETTER = 6.2;
 
 export class Plots {
-  #model; #plots = new Map(); #drawnAt = -1;
+  #model; #history; #plots = new Map(); #drawnAt = -1;
 
   constructor(model) {
     this.#model = model;
+    this.#history = new PlotHistory(model, () => { this.#drawnAt = -1; this.update(); });
     const observer = new ResizeObserver((entries) => {
       for (const { target } of entries) this.#plots.get(target)?.setSize({ width: target.clientWidth, height: HEIGHT });
     });
@@ -28,7 +25,9 @@ export class Plots {
   // Samples come once a second; between them nothing is drawn.
   update() {
     const at = this.#model.last('t');
-    if (at === null || at === this.#drawnAt) return;
+    if (at === null) return;
+    this.#history.refresh();
+    if (at === this.#drawnAt || (!this.#history.isLive && this.#drawnAt !== -1)) return;
     this.#drawnAt = at;
     if (!this.#plots.size) this.#build();
     for (const [holder, plot] of this.#plots) this.#fill(holder, plot);
@@ -43,21 +42,23 @@ export class Plots {
 
   #build() {
     for (const holder of document.querySelectorAll('[data-plot]')) {
-      const plot = new uPlot(this.#options(PLOTS[holder.dataset.plot], holder), [[0], ...PLOTS[holder.dataset.plot].columns.map(() => [null])], holder);
-      this.#plots.set(holder, plot);
+      const spec = SPECS[holder.dataset.plot];
+      this.#plots.set(holder, new uPlot(this.#options(spec, holder), [[0], ...spec.columns.map(() => [null])], holder));
     }
   }
 
   #options(spec, holder) {
     const font = `11px ${token('--font')}`, grid = { stroke: token('--plot-grid'), width: 1 }, quiet = token('--text-3');
+    const scale = spec.scale ?? 1, shown = (v) => (Number.isInteger(v) ? count(v) : String(Math.round(v * 100) / 100));
+    const names = Math.max(0, ...(spec.labels ?? []).map((label) => label.length));
     return {
       width: holder.clientWidth, height: HEIGHT, legend: { show: false },
       cursor: { show: false }, select: { show: false },
-      padding: [8, spec.labels ? 28 : 8, 0, 0],
-      scales: { x: { time: false }, y: { range: (plot, low, high) => [0, spec.most ?? niceTop(high ?? 0, spec.least, spec.whole)] } },
+      padding: [8, names ? 8 + Math.ceil(names * LETTER) : 8, 0, 0],
+      scales: { x: { time: false }, y: { range: (plot, low, high) => [0, spec.most ?? niceTop((high ?? 0) * scale, spec.least * scale, spec.whole) / scale] } },
       axes: [
         { grid: { show: false }, ticks: { show: false }, size: 18, values: () => [] },
-        { stroke: quiet, font, grid, ticks: { show: false }, size: 38, gap: 6, splits: (plot) => [0, plot.scales.y.max / 2, plot.scales.y.max], values: (plot, splits) => splits.map((v) => (Number.isInteger(v) ? count(v) : String(Math.round(v * 100) / 100))) },
+        { stroke: quiet, font, grid, ticks: { show: false }, size: 38, gap: 6, splits: (plot) => [0, plot.scales.y.max / 2, plot.scales.y.max], values: (plot, splits) => splits.map((v) => shown(v * scale)) },
       ],
       series: [{}, ...spec.columns.map((_, i) => ({
         stroke: token(i ? '--plot-line-2' : '--plot-line'), width: 1.6, dash: i ? [5, 3] : undefined, points: { show: false }, spanGaps: false,
@@ -75,7 +76,7 @@ export class Plots {
     c.textBaseline = 'middle';
     c.fillStyle = quiet;
     c.textAlign = 'left';
-    c.fillText('−15 min', left, top + height + 11 * ratio);
+    c.fillText(`−${this.#history.words}`, left, top + height + 11 * ratio);
     c.textAlign = 'right';
     c.fillText('now', right, top + height + 11 * ratio);
     c.textAlign = 'left';
@@ -92,31 +93,32 @@ export class Plots {
       return value === undefined ? null : { label, i, y: plot.valToPos(value, 'y', true) };
     }).filter(Boolean);
     if (ends.length === 2 && Math.abs(ends[0].y - ends[1].y) < 12 * ratio) {
-      const middle = (ends[0].y + ends[1].y) / 2;
-      ends[0].y = middle + 6 * ratio;
-      ends[1].y = middle - 6 * ratio;
+      const middle = (ends[0].y + ends[1].y) / 2, first = ends[0].y < ends[1].y ? -1 : 1;
+      ends[0].y = middle + first * 6 * ratio;
+      ends[1].y = middle - first * 6 * ratio;
     }
     return ends;
   }
 
   #fill(holder, plot) {
-    const spec = PLOTS[holder.dataset.plot], { samples } = this.#model, at = this.#model.column('t');
-    const indexes = spec.columns.map((name) => this.#model.column(name));
+    const spec = SPECS[holder.dataset.plot], history = this.#history, at = 0, now = this.#model.now;
+    const indexes = spec.columns.map((name) => history.column(name));
     const times = [], series = spec.columns.map(() => []);
     let before = null;
-    for (const sample of samples) {
+    for (const sample of history.rows) {
       // A gap in the samples is a gap in the line, not a slope across it.
-      if (before !== null && sample[at] - before > 5) { times.push(before + 1); for (const values of series) values.push(null); }
+      if (before !== null && sample[at] - before > history.gap) { times.push(before + 1); for (const values of series) values.push(null); }
       before = sample[at];
       times.push(before);
-      indexes.forEach((column, i) => series[i].push(sample[column]));
+      indexes.forEach((column, i) => series[i].push(sample[column] ?? null));
     }
     plot.batch(() => {
-      plot.setData([times, ...series], false);
-      plot.setScale('x', { min: before - SPAN, max: before });
+      plot.setData(times.length ? [times, ...series] : [[now], ...series.map(() => [null])], false);
+      plot.setScale('x', { min: now - history.span, max: now });
     });
-    const last = series.map((values) => values.at(-1) ?? null), text = last[0] === null ? 'none yet' : spec.now(last);
+    const newest = this.#model.samples.at(-1) ?? [], live = spec.columns.map((name) => [newest[this.#model.column(name)] ?? null]);
+    const text = nowWords(spec, live);
     setText(holder.parentElement.querySelector('.now'), text);
-    holder.setAttribute('aria-label', `${spec.what}, last 15 minutes; now ${text}`);
+    holder.setAttribute('aria-label', `${spec.what}, last ${history.words}; now ${text}`);
   }
 }

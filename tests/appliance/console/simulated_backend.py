@@ -10,61 +10,16 @@ import heapq
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.errors import BadRequest
-from appliance.serving.types import ModelInfo
-
-BLOCK = 16
-PREFIX_BLOCKS = 24
-MODEL = ModelInfo(
-    name="simulated-8b",
-    context_tokens=16_384,
-    vocab_size=32_000,
-    device="cpu",
-    dtype="bfloat16",
-    backend="simulated",
-    loaded_at=1_700_000_000,
+from tests.appliance.console.simulated_parts import (
+    BLOCK,
+    MODEL,
+    PREFIX_BLOCKS,
+    SETTINGS,
+    SimRequest,
 )
-
-SETTINGS: dict[str, Any] = {
-    "reserved_interactive_slots": 2,
-    "max_num_batched_tokens": 2048,
-    "max_waiting_requests": 1000,
-    "max_waiting_tokens": 2_000_000,
-    "enable_prefix_cache": True,
-    "policy": "continuous",
-    "max_running_per_owner": 0,
-    "max_blocks_per_owner": 0,
-    "admission_headroom": 0.0,
-    "aging_s": 20.0,
-    "reserve_tokens": 0,
-}
-
-
-@dataclass
-class SimRequest:
-    number: int
-    owner: str
-    labels: dict[str, str]
-    request_class: str
-    prompt: int
-    wanted: int
-    arrival: float
-    shares: bool
-    computed: int = 0
-    written: int = 0
-    blocks: list[int] = field(default_factory=list)
-    slot: int | None = None
-    preemptions: int = 0
-    cached: int = 0
-    first_token: float | None = None
-    state: str = "waiting"
-
-    @property
-    def request_id(self) -> str:
-        return f"r-{self.number:03x}"
 
 
 class SimulatedBackend:
@@ -103,6 +58,7 @@ class SimulatedBackend:
         self._num_requests = 0x3F0
         self._hits = [0, 0]
         self._ttfts: list[float] = []
+        self._num_preemptions = 0
 
     # ---- Backend
 
@@ -141,7 +97,7 @@ class SimulatedBackend:
             "itl_s": {"p50": 1 / self._speed, "p95": 1.6 / self._speed},
             "step_host_ms": 0.4,
             "step_forward_ms": 14.2,
-            "totals": {"requests_failed": 0},
+            "totals": {"requests_failed": 0, "preemptions": self._num_preemptions},
             "requests": [self._info(r) for r in (*self._running, *self._waiting)],
             "model": {
                 "name": MODEL.name,
@@ -318,6 +274,7 @@ class SimulatedBackend:
     def _preempt(self, request: SimRequest) -> None:
         self._running.remove(request)
         request.state, request.preemptions = "preempted", request.preemptions + 1
+        self._num_preemptions += 1
         lost, request.computed = request.computed, 0
         num_blocks, left = len(request.blocks), max(1, len(self._running))
         self._give_back(request.blocks)

@@ -153,8 +153,23 @@ def test_a_reload_keeps_plots_slots_and_events(page: Page) -> None:
     page.reload()
     page.wait_for_selector("#block-summary[data-total]", state="attached")
     expect(page.locator("#events li").first).to_be_visible()
-    expect(page.locator('[data-now="speed"]')).to_contain_text("tok/s")
-    assert page.locator(".u-wrap canvas").count() == 4
+    expect(page.locator('[data-now="decode"]')).to_contain_text("tok/s")
+    assert page.locator(".u-wrap canvas").count() == page.locator("[data-plot]").count() == 10
+
+
+def test_a_longer_time_is_asked_of_the_server_and_drawn(page: Page) -> None:
+    for name, words in (
+        ("1 h", "1 h"),
+        ("24 h", "24 h"),
+        ("7 days", "7 days"),
+        ("15 min", "15 min"),
+    ):
+        page.get_by_label(name, exact=True).check()
+        plot = page.locator('[data-plot="decode"]')
+        expect(plot).to_have_attribute("aria-label", re.compile(f"last {words}; now .* tok/s"))
+    # CPU and memory of the machine stand beside the engine's numbers.
+    expect(page.locator('[data-now="load"]')).to_contain_text("CPU")
+    expect(page.locator('[data-now="memory"]')).to_contain_text("GiB")
 
 
 @pytest.mark.parametrize(

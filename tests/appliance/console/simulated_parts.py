@@ -1,0 +1,56 @@
+"""What the simulated engine is made of: its model, its settings, one of its requests."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.serving.types import ModelInfo
+
+BLOCK = 16
+PREFIX_BLOCKS = 24
+MODEL = ModelInfo(
+    name="simulated-8b",
+    context_tokens=16_384,
+    vocab_size=32_000,
+    device="cpu",
+    dtype="bfloat16",
+    backend="simulated",
+    loaded_at=1_700_000_000,
+)
+
+SETTINGS: dict[str, Any] = {
+    "reserved_interactive_slots": 2,
+    "max_num_batched_tokens": 2048,
+    "max_waiting_requests": 1000,
+    "max_waiting_tokens": 2_000_000,
+    "enable_prefix_cache": True,
+    "policy": "continuous",
+    "max_running_per_owner": 0,
+    "max_blocks_per_owner": 0,
+    "admission_headroom": 0.0,
+    "aging_s": 20.0,
+    "reserve_tokens": 0,
+}
+
+
+@dataclass
+class SimRequest:
+    number: int
+    owner: str
+    labels: dict[str, str]
+    request_class: str
+    prompt: int
+    wanted: int
+    arrival: float
+    shares: bool
+    computed: int = 0
+    written: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slot: int | None = None
+    preemptions: int = 0
+    cached: int = 0
+    first_token: float | None = None
+    state: str = "waiting"
+
+    @property
+    def request_id(self) -> str:
+        return f"r-{self.number:03x}"
