@@ -4,6 +4,7 @@
       RequestRejected          refused at the door; nothing was queued
         PromptTooLong          can never fit the context or the KV pool
         InvalidSamplingParams  a parameter is out of its range
+        InvalidConstraint      a schema or grammar that an answer cannot be held to
         InvalidPrompt          no tokens, unknown roles, a template that refuses the messages
         QueueFull              try again after `retry_after_s`
         EngineStopping         the server is draining
@@ -49,6 +50,10 @@ class PromptTooLong(RequestRejected):
 
 class InvalidSamplingParams(RequestRejected):
     """A sampling parameter is out of its range; `param` names it."""
+
+
+class InvalidConstraint(RequestRejected):
+    """A schema, regular expression or grammar is broken, unsupported or too costly."""
 
 
 class InvalidPrompt(RequestRejected):

@@ -7,12 +7,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from inference.engine_checks import check_request
 from inference.errors import InferenceError, InvalidPrompt
+from inference.grammar.compiler import GrammarCompiler
+from inference.grammar.matcher import Grammar
 from inference.outputs import (
     GenerationFinished,
     PromptProgress,
@@ -66,6 +68,8 @@ class PreparedPrompt:
     # Leading tokens that are the server's own text.
     num_public_prefix_tokens: int = 0
     is_chat: bool = False
+    # What `params.constraint` compiles to.
+    grammar: Grammar | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -90,6 +94,7 @@ class TextGenerator:
         self._engine = engine
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._grammars: GrammarCompiler | None = None
 
     async def prepare(
         self,
@@ -100,7 +105,7 @@ class TextGenerator:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> PreparedPrompt:
-        """Tokenise and check, in a worker thread.
+        """Tokenise, check, and compile the constraint if there is one, in worker threads.
 
         Args:
             prompt: messages, a text (gets what the model wants in front), or token ids (gets
@@ -109,13 +114,28 @@ class TextGenerator:
                 shared between all users' caches.
 
         Raises:
-            InvalidPrompt, PromptTooLong, InvalidSamplingParams: nothing was queued.
+            InvalidPrompt, PromptTooLong, InvalidSamplingParams, InvalidConstraint: nothing was
+                queued.
         """
         info = self._engine.info
         params.validate(vocab_size=info.vocab_size)
-        return await asyncio.to_thread(
+        prepared = await asyncio.to_thread(
             self._prepare, prompt, params, info, server_prompt, tools, template_options
         )
+        if params.constraint is not None:
+            grammar = await self.grammars.compile(params.constraint)
+            prepared = replace(prepared, grammar=grammar)
+        return prepared
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Of the loaded model. Raises EngineStopping: it is still loading."""
+        if self._grammars is None:
+            info = self._engine.info
+            self._grammars = GrammarCompiler(
+                self._tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+            )
+        return self._grammars
 
     def stream(
         self,
@@ -148,6 +168,7 @@ class TextGenerator:
             arrival_s=time.monotonic(),
             queue_deadline_s=queue_deadline_s,
             fork_of=fork_of,
+            grammar=prepared.grammar,
         )
         ending_ids = set(params.stop_token_ids)
         if not params.ignore_eos:

@@ -77,6 +77,8 @@ class Inbox:
             RequestRejected: its id is taken.
             InferenceError: what the door was shut with.
         """
+        is_held = request.params.constraint is not None
+        assert is_held == (request.grammar is not None), "compile the constraint first"
         with self._lock:
             if self._shut_by is not None:
                 # A new one each time: an exception keeps the frames it was raised through.

@@ -58,6 +58,8 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
     # Set when this row alone could not be sampled (for example NaN logits); token_id is then -1.
     error: str | None = None
+    # The answer is complete with this token: the grammar that it is held to ends here.
+    ends: bool = False
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from inference.grammar.matcher import Grammar
 from inference.sampling_params import SamplingParams
 
 
@@ -64,6 +65,8 @@ class Request:
     # Another request with the same prompt, as for n > 1: this one waits until that prompt is
     # computed and then shares its blocks. Ignored if that request is gone.
     fork_of: str | None = None
+    # `params.constraint` compiled; set if and only if there is one.
+    grammar: Grammar | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

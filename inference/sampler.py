@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inference.grammar.masking import accept_tokens, bar_tokens
+from inference.grammar.matcher import TokenMatcher
 from inference.outputs import TokenLogprobs, TokenOutput
 from inference.request import Request
 from inference.sampling_params import SamplingParams
@@ -48,6 +50,8 @@ class _Plan:
     barred_ids: IntArray = field(default_factory=lambda: _NONE)
     # Distinct prompt ids, when a penalty needs them.
     prompt_ids: IntArray = field(default_factory=lambda: _NONE)
+    # Where a constrained answer stands in its grammar.
+    matcher: TokenMatcher | None = None
 
 
 class Sampler:
@@ -79,14 +83,20 @@ class Sampler:
         edited = [row for row, plan in enumerate(plans) if plan.edits]
         if edited:
             self._edit(logits, edited, requests, plans)
+        matchers = {row: plan.matcher for row, plan in enumerate(plans) if plan.matcher}
+        failures = bar_tokens(logits, requests, matchers) if matchers else {}
         best, token_ids = logits.max(dim=-1)
         drawing = [row for row, plan in enumerate(plans) if not plan.greedy]
         if drawing:
             token_ids[drawing] = _draw_rows(logits, drawing, requests, plans)
         token_ids.masked_fill_(~best.isfinite(), -1)
         if scores is None:
-            return [_output(token_id) for token_id in token_ids.tolist()]
-        return _with_logprobs(token_ids, scores, wanting, plans)
+            outputs = [_output(token_id) for token_id in token_ids.tolist()]
+        else:
+            outputs = _with_logprobs(token_ids, scores, wanting, plans)
+        if matchers:
+            accept_tokens(outputs, matchers, failures)
+        return outputs
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """These requests ended."""
@@ -114,6 +124,8 @@ class Sampler:
             biases=np.fromiter(bias.values(), np.float32, len(bias)),
             barred_ids=self._known(barred),
         )
+        if request.grammar is not None:
+            plan.matcher = request.grammar.new_matcher()
         if params.needs_penalties:
             plan.prompt_ids = self._known(request.prompt_token_ids)
         return plan

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inference.errors import InvalidSamplingParams
+from inference.grammar.constraint import Constraint
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 512
@@ -19,6 +20,7 @@ class SamplingParams:
 
     Raises:
         InvalidSamplingParams: from `validate()`; its `param` names the field.
+        InvalidConstraint: the same of `constraint`.
     """
 
     # Most new tokens; None means as many as the context allows.
@@ -46,6 +48,8 @@ class SamplingParams:
     ignore_eos: bool = False
     # Number of top alternatives per token; None is off, 0 gives the chosen token alone.
     logprobs: int | None = None
+    # The form that the answer is held to. It ends where that form ends, before min_tokens too.
+    constraint: Constraint | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +85,8 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.constraint is not None:
+            self.constraint.check()
         self._validate_stops(vocab_size)
         self._validate_logit_bias(vocab_size)
 

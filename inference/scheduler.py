@@ -224,7 +224,7 @@ class Scheduler:
             if request.first_token_s is None:
                 request.first_token_s = now_s
             progress.append((request, token))
-            end = run.rules.check(len(request.output_token_ids), token.token_id)
+            end = run.rules.check(len(request.output_token_ids), token)
             if end is not None:
                 self.finish(request.request_id, *end, now_s)
         return progress

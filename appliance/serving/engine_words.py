@@ -40,6 +40,7 @@ _ERRORS: Mapping[type[engine_errors.InferenceError], Callable[..., ApplianceErro
     engine_errors.RequestRejected: BadRequest,
     engine_errors.PromptTooLong: ContextLengthExceeded,
     engine_errors.InvalidSamplingParams: BadRequest,
+    engine_errors.InvalidConstraint: BadRequest,
     engine_errors.InvalidPrompt: BadRequest,
     engine_errors.QueueFull: QueueIsFull,
     engine_errors.EngineStopping: EngineUnavailable,

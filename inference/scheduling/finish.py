@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from inference.outputs import TokenOutput
 from inference.request import FinishReason, Request
 
 
@@ -34,9 +35,12 @@ class FinishRules:
         )
 
     def check(
-        self, num_output_tokens: int, token_id: int
+        self, num_output_tokens: int, token: TokenOutput
     ) -> tuple[FinishReason, str | None] | None:
-        """The end that `token_id`, the last of `num_output_tokens`, brings; None to go on."""
+        """The end that `token`, the last of `num_output_tokens`, brings; None to go on."""
+        token_id = token.token_id
+        if token.ends:
+            return FinishReason.STOP, None
         if num_output_tokens >= self.min_tokens:
             if token_id in self.eos_token_ids:
                 return FinishReason.STOP, None
