@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -379,9 +380,14 @@ async def test_many_schemas_at_once_are_bounded(monkeypatch) -> None:
 
 
 async def test_a_caller_does_not_wait_for_ever(monkeypatch) -> None:
-    monkeypatch.setattr(compiler_module, "_MAX_WAIT_S", 0.0)
-    with pytest.raises(InvalidConstraint, match="too long"):
-        await fresh_compiler().compile(schema(PERSON))
+    monkeypatch.setattr(compiler_module, "_MAX_WAIT_S", 0.01)
+    compiler, may_end = fresh_compiler(), threading.Event()
+    monkeypatch.setattr(compiler, "compile_now", lambda constraint: may_end.wait(20))
+    try:
+        with pytest.raises(InvalidConstraint, match="too long"):
+            await compiler.compile(schema(PERSON))
+    finally:
+        may_end.set()
 
 
 async def test_the_generator_refuses_before_anything_is_queued_and_serves_what_is_right() -> None:
