@@ -5,13 +5,16 @@ from the socket to its view on the event loop, without the thread changes that t
 pages costs, and a client that leaves cancels the view itself.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from django.core.handlers.asgi import ASGIHandler
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
 
 from appliance.api.cors import CorsHeaders
 from appliance.api.envelope import enveloped, error_response
@@ -32,7 +35,42 @@ App = Callable[..., Awaitable[None]]
 
 
 class ApiHandler(ASGIHandler):
-    """Django's request handling with no middleware at all."""
+    """Django's request handling with no middleware, and on the event loop alone.
+
+    Django makes a thread for each request, for its signals and for closing the answer. Here those
+    have nothing to do: database work has threads and connections of its own (`in_db_thread`).
+    """
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        with body:
+            set_script_prefix(get_script_prefix(scope))
+            request, error = self.create_request(scope, body)
+            if request is None:
+                await self.send_response(error, send)
+                return
+            answering = asyncio.ensure_future(self._answer(request, send))
+            # The body was read whole: all that can still come is that the client leaves.
+            leaving = asyncio.ensure_future(receive())
+            try:
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                leaving.cancel()
+                if not answering.done():
+                    answering.cancel()
+                await asyncio.wait((answering, leaving))
+            if not answering.cancelled():
+                answering.result()
+
+    async def _answer(self, request: HttpRequest, send: Any) -> None:
+        response = await self.run_get_response(request)
+        try:
+            await self.send_response(response, send)
+        finally:
+            response.close()
 
     def load_middleware(self, is_async: bool = False) -> None:
         self._view_middleware: list[Any] = []

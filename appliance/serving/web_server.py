@@ -4,13 +4,13 @@ codes that sockets understand, and an orderly end. Runs on the main thread's eve
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.server import Server, twisted_loop
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
-from twisted.internet import defer, reactor
+from twisted.internet import defer, reactor, tcp
 from twisted.logger import globalLogBeginner
 
 from appliance.errors import ApplianceError, RequestTooSlow
@@ -23,6 +23,23 @@ REQUEST_DEADLINE_S = 120.0
 _LINGER_BYTES = 64 * 1024 * 1024
 _LINGER_S = 5.0
 SERVICE_RESTART = 1012
+
+
+class PromptTransport(tcp.Server):
+    """Sends at once what the socket takes. The reactor would wait for its next turn, which costs
+    every piece of a stream two more system calls and half as much time again."""
+
+    def write(self, data: bytes) -> None:
+        is_idle = not (self._tempDataBuffer or self.dataBuffer or self._writeDisconnected)
+        if data and is_idle and self.connected:
+            sent = self.writeSomeData(data)
+            # Else the connection is lost, and the reactor finds that in its own way.
+            if isinstance(sent, int):
+                data = data[sent:]
+        super().write(data)
+
+    def writeSequence(self, pieces: Iterable[bytes]) -> None:
+        self.write(b"".join(pieces))
 
 
 class BoundedRequest(WebRequest):
@@ -136,7 +153,10 @@ class WebServer(Server):
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)
         self._listening.setblocking(False)
-        reactor.adoptStreamPort(self._listening.fileno(), self._listening.family, self.http_factory)
+        port = reactor.adoptStreamPort(
+            self._listening.fileno(), self._listening.family, self.http_factory
+        )
+        port.transport = PromptTransport
         self._listening.close()  # the reactor has its own copy
         asyncio.set_event_loop(twisted_loop)
         reactor.addSystemEventTrigger("before", "shutdown", self.kill_all_applications)
