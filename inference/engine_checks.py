@@ -18,8 +18,12 @@ def check_request(request: Request, info: RunnerInfo, max_len: int) -> None:
     if not prompt:
         raise InvalidPrompt("The prompt is empty; it needs at least one token.", param="messages")
     if len(prompt) >= max_len:
-        is_memory = max_len == info.num_blocks * info.block_size < info.max_model_len
-        what = "server's memory for one conversation" if is_memory else "model's context"
+        pool_len = info.num_blocks * info.block_size
+        what = "model's context"
+        if max_len == pool_len < info.max_model_len:
+            what = "server's memory for one conversation"
+        elif max_len < min(pool_len, info.max_model_len):
+            what = "server's context limit"
         raise PromptTooLong(len(prompt), max_len - 1, what)
     least, most = min(prompt), max(prompt)
     if least < 0 or most >= info.vocab_size:

@@ -228,6 +228,8 @@ class RequestInfo:
     ttft_s: float | None
     tokens_per_s: float | None
     num_preemptions: int
+    # Why it waits (`scheduling/waits.py`); None while running.
+    wait: Mapping[str, int | str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

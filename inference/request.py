@@ -73,6 +73,8 @@ class Request:
     # The stop id or stop string that ended it, or the text of the error.
     finish_detail: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    # Most tokens of prompt and output together; set when it is queued.
+    max_len: int = 0
     # Tokens whose k and v are in the cache.
     num_computed_tokens: int = 0
     # Prompt tokens found in the prefix cache at first admission.

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from inference.kv_cache.manager import KVCacheManager
 from inference.outputs import ScheduledRequest, SchedulerOutput, Setting, StepOutput, TokenOutput
 from inference.request import FinishReason, Request, RequestClass, RequestStatus
-from inference.scheduling.admission import blocks_kept_free, is_capped
+from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
 from inference.scheduling.forks import HeldForks, may_share
@@ -26,6 +26,7 @@ from inference.scheduling.running import (
 from inference.scheduling.settings import (
     RecentLengths,
     SchedulerSettings,
+    effective_context,
     effective_reserved,
     effective_slots,
 )
@@ -41,6 +42,7 @@ class Scheduler:
 
     slots: Setting
     reserved: Setting
+    context: Setting
 
     def __init__(
         self,
@@ -50,10 +52,10 @@ class Scheduler:
         max_len: int,
         eos_token_ids: Collection[int] = (),
     ) -> None:
-        """`max_len` bounds prompt plus output of one request; the pool may bound it further."""
+        """`max_len` bounds prompt plus output of one request; pool and setting may do further."""
         self.settings = settings
         self.kv = kv
-        self.max_len = min(max_len, kv.pool.num_blocks * kv.block_size)
+        self.hard_max_len = min(max_len, kv.pool.num_blocks * kv.block_size)
         self.waiting = WaitingRequests()
         self.running = RunningRequests()
         self.lengths = RecentLengths()
@@ -67,8 +69,8 @@ class Scheduler:
         self._rotation = 0
         self._finished_ids: list[str] = []
         self._news = SchedulerNews()
-        # The request that last found too little memory, and how much there was.
-        self._short: tuple[Request, int] | None = None
+        # What the request that is next in line last lacked of memory.
+        self.shortage: Shortage | None = None
         self.apply(settings, 0.0)
 
     # ---- between steps
@@ -81,8 +83,10 @@ class Scheduler:
         return bool(len(self.running) or self.num_waiting)
 
     def add(self, request: Request, now_s: float) -> None:
-        """Queue a request whose prompt leaves room for at least one token within `max_len`."""
-        assert request.num_prompt_tokens < self.max_len, f"{request.request_id} can never fit"
+        """Queue a request whose prompt leaves room for at least one token in the pool."""
+        assert request.num_prompt_tokens < self.hard_max_len, f"{request.request_id} is too long"
+        # The limit may have been lowered since it was checked; it holds for the whole request.
+        request.max_len = max(self.max_len, request.num_prompt_tokens + 1)
         parent = None if request.fork_of is None else self.get(request.fork_of)
         if parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens:
             self._held.hold(request)
@@ -128,8 +132,10 @@ class Scheduler:
         """Take new settings over. Nothing that runs is touched."""
         self.settings = settings
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
-        self.kv.reserve_tokens = min(settings.reserve_tokens, self.max_len)
-        self._short = None
+        self.context = effective_context(settings.max_model_len, self.hard_max_len)
+        self.max_len = int(self.context.effective)
+        self.kv.reserve_tokens = min(settings.reserve_tokens, self.hard_max_len)
+        self.shortage = None
         for fair in self.waiting.fair.values():
             fair.set_weights(dict(settings.owner_weights))
         self.waiting.unpark_all(now_s)
@@ -144,11 +150,11 @@ class Scheduler:
             budget=self.settings.max_num_batched_tokens,
             p95=self.lengths.p95(),
         )
-        self._max_running = int(self.slots.effective)
+        self.max_running = int(self.slots.effective)
         self.reserved = effective_reserved(
-            self.settings.reserved_interactive_slots, self._max_running
+            self.settings.reserved_interactive_slots, self.max_running
         )
-        self._max_not_interactive = self._max_running - int(self.reserved.effective)
+        self.max_not_interactive = self.max_running - int(self.reserved.effective)
 
     def take_news(self) -> SchedulerNews:
         news, self._news = self._news, SchedulerNews()
@@ -232,7 +238,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert every invariant. O(everything); for tests and debugging."""
         self.kv.check_integrity(run.request for run in self.running)
-        self.running.check_integrity(self.max_len)
+        self.running.check_integrity(self.hard_max_len)
         for request in self.waiting.all():
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             assert request.num_computed_tokens == 0, f"{request.request_id} waits with blocks"
@@ -299,8 +305,8 @@ class Scheduler:
     def _admit(self, copies: list[tuple[int, int]], now_s: float) -> list[RunningRequest]:
         """Start waiting requests while slots and memory last; adds block copies to make."""
         admitted: list[RunningRequest] = []
-        while len(self.running) < self._max_running:
-            is_open = self.running.num_not_interactive < self._max_not_interactive
+        while len(self.running) < self.max_running:
+            is_open = self.running.num_not_interactive < self.max_not_interactive
             classes = CLASS_ORDER if is_open else _INTERACTIVE_ONLY
             request = self.waiting.peek(now_s, self.settings.aging_s, classes)
             if request is None:
@@ -321,10 +327,10 @@ class Scheduler:
     ) -> RunningRequest | None:
         """Start one request if memory allows."""
         available = self.kv.pool.num_available
-        if self._short is not None and len(self.running):
-            short, had = self._short
-            if short is request and available <= had:
-                return None
+        short = self.shortage
+        is_short = short and short.request is request and available <= short.num_available
+        if is_short and len(self.running):
+            return None
         parent = self._fork_parent(request)
         prefix = [] if parent is not None else self.kv.find_prefix(request)
         num_shared = len(prefix)
@@ -334,9 +340,9 @@ class Scheduler:
         needed += self.kv.num_unreferenced(prefix)
         kept_free = blocks_kept_free(request, self.running, self.kv, self.settings)
         if len(self.running) and needed + kept_free > available:
-            self._short = (request, available)
+            self.shortage = Shortage(request, needed, kept_free, available)
             return None
-        self._short = None
+        self.shortage = None
         if parent is not None:
             copies.append(self.kv.fork(parent, request))
         else:
@@ -355,7 +361,7 @@ class Scheduler:
             self._admissions[request.request_id] = self._num_admissions
             self._num_admissions += 1
             self._news.started.append(request)
-        rules = FinishRules.of(request, self._eos_token_ids, self.max_len)
+        rules = FinishRules.of(request, self._eos_token_ids, request.max_len)
         return self.running.add(request, account, rules, self._admissions[request.request_id])
 
     def _fork_parent(self, request: Request) -> Request | None:

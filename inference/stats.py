@@ -7,6 +7,7 @@ from inference.outputs import BlockMap, EngineStats, KVStats, RequestInfo, Setti
 from inference.request import Request, RequestStatus
 from inference.scheduler import Scheduler
 from inference.scheduling.running import RunningRequest
+from inference.scheduling.waits import Wait, waits
 
 FREE = -1
 CACHED = -2
@@ -97,6 +98,7 @@ def _settings(scheduler: Scheduler) -> Mapping[str, Setting]:
         shown["reserve_tokens"] = Setting(asked.reserve_tokens, scheduler.kv.reserve_tokens, reason)
     return {
         "slots": scheduler.slots,
+        "max_model_len": scheduler.context,
         "reserved_interactive_slots": scheduler.reserved,
         **shown,
     }
@@ -122,9 +124,10 @@ def _kv_stats(scheduler: Scheduler, bytes_per_block: int) -> KVStats:
 
 def _requests(scheduler: Scheduler, now_s: float) -> tuple[RequestInfo, ...]:
     running = [_request_info(run.request, scheduler, now_s, run=run) for run in scheduler.running]
+    line = scheduler.waiting.order(MAX_SHOWN_WAITING)
     waiting = [
-        _request_info(request, scheduler, now_s, position=position)
-        for position, request in enumerate(scheduler.waiting.order(MAX_SHOWN_WAITING))
+        _request_info(request, scheduler, now_s, position=position, wait=wait)
+        for position, (request, wait) in enumerate(zip(line, waits(scheduler, line), strict=True))
     ]
     return tuple(running + waiting)
 
@@ -136,6 +139,7 @@ def _request_info(
     *,
     run: RunningRequest | None = None,
     position: int | None = None,
+    wait: Wait | None = None,
 ) -> RequestInfo:
     blocks = () if run is None else scheduler.kv.table(request.request_id)
     pool = scheduler.kv.pool.blocks
@@ -159,6 +163,7 @@ def _request_info(
         ttft_s=None if talking_s is None else now_s - request.arrival_s - talking_s,
         tokens_per_s=num_output / talking_s if talking_s else None,
         num_preemptions=request.num_preemptions,
+        wait=wait,
     )
 
 

@@ -27,10 +27,24 @@ def event_words(event: Mapping[str, Any]) -> Worded | None:
 def _preempted(who: str, data: Mapping[str, Any]) -> Worded:
     lost = data.get("tokens_lost")
     tokens = f" ({_many(lost, 'token')} recomputed)" if lost else ""
-    slots = data.get("value") if data.get("setting") == "slots" else None
-    fits = f" {_many(slots, 'slot')} would have fitted." if slots else ""
-    text = f"{who}'s request was preempted{tokens}: the pool was full.{fits}"
+    text = f"{who}'s request was preempted{tokens}: the pool was full."
+    if data.get("setting") == "slots":
+        fits, slots = int(data["value"]), int(data.get("slots") or 0)
+        if slots > fits:
+            text += f" {_many(slots, 'slot')} are {slots - fits} more than the memory carries at"
+            text += f" this length; with {fits} it would not have happened."
+        else:
+            text += f" {_many(fits, 'slot')} would have fitted."
     return Worded("warn", "undo", text)
+
+
+def memory_wait_words(who: str, wait: Mapping[str, Any]) -> Worded:
+    needed, available, kept = (int(wait[name]) for name in ("needed", "available", "kept"))
+    text = f"{who}'s request waits: it needs {_many(needed, 'block')}, and {available:,} can be"
+    text += " given out."
+    if kept:
+        text += f" {kept:,} of them are kept so that running answers can grow."
+    return Worded("warn", "clock", text)
 
 
 def _evicted(who: str, data: Mapping[str, Any]) -> Worded:
@@ -115,6 +129,7 @@ REJECTIONS = {
 }
 SETTING_WORDS = {
     "slots": "Parallel slots",
+    "max_model_len": "Context limit",
     "reserved_interactive_slots": "Slots kept for chat",
     "max_num_batched_tokens": "Token budget a step",
     "max_waiting_requests": "Waiting requests at most",

@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.console.block_cells import BlockCells
 from appliance.console.event_words import Worded, event_words
+from appliance.console.memory_waits import MemoryWaits
 from appliance.console.request_log import FIELDS, RequestLog
 from appliance.console.samples import COLUMNS, Sample, Samples
 
@@ -37,6 +38,8 @@ class Picture:
         # (tick, [number, unix seconds, tone, icon, text])
         self._events: deque[tuple[int, list[Any]]] = deque(maxlen=KEEP_EVENTS)
         self._num_events = 0
+        self._memory_waits = MemoryWaits()
+        self._slots: int | None = None
         self._announced_at = -_ANNOUNCED_S
         self._evicted_told_at = -_EVICTIONS_EVERY_S
         self._evicted_blocks = 0
@@ -54,11 +57,15 @@ class Picture:
         self.tick += 1
         self.now = round(now, 2)
         tick = self.tick
+        self._slots = (state.get("slots") or {}).get("effective")
         for event in events:
             self.requests.observe_event(event, float(event["at"]) - epoch, tick)
             self._tell(event)
         waiting = int(state.get("waiting") or 0)
-        self.requests.observe(state.get("requests") or (), waiting, now, tick)
+        requests = state.get("requests") or ()
+        self.requests.observe(requests, waiting, now, tick)
+        for worded in self._memory_waits.observe(requests):
+            self._add_event(worded, epoch + now)
         self.new_sample = self.samples.observe(state, self.now, tick)
         for name, value in state.items():
             if name != "requests":
@@ -129,6 +136,8 @@ class Picture:
                 return
             event = {**event, "data": {"blocks": self._evicted_blocks}}
             self._evicted_blocks, self._evicted_told_at = 0, self.now
+        if event["kind"] == "preempted":
+            event = {**event, "data": {**event["data"], "slots": self._slots}}
         worded = event_words(event)
         if worded:
             self._add_event(worded, float(event["at"]))

@@ -30,6 +30,8 @@ FIELDS = (
     "segments",
     "ended",
     "reason",
+    # Why it waits: a word, blocks needed, and of the next in line blocks available and kept free.
+    "wait",
 )
 _INDEX = {name: number for number, name in enumerate(FIELDS)}
 _ENGINE_FIELDS = {
@@ -169,6 +171,7 @@ class RequestLog:
         ttft, speed = info.get("ttft_s"), info.get("tokens_per_s")
         row.put("ttft", None if ttft is None else round(ttft, 3), tick)
         row.put("speed", None if speed is None else round(speed, 1), tick)
+        row.put("wait", _wait(info.get("wait")), tick)
         self._follow_phase(row, info, now, tick)
 
     def _follow_phase(self, row: Row, info: Mapping[str, Any], now: float, tick: int) -> None:
@@ -210,6 +213,7 @@ class RequestLog:
         row.put("ended", round(at, 2), tick)
         row.put("reason", reason, tick)
         row.put("state", "ended", tick)
+        row.put("wait", None, tick)
         row.put("speed", None, tick)
 
     def _forget(self, now: float) -> None:
@@ -223,6 +227,13 @@ class RequestLog:
             if at < now - KEEP_ENDED_S or number < excess:
                 del self._rows[request_id]
                 self._handles.pop(request_id, None)
+
+
+def _wait(told: Mapping[str, Any] | None) -> list[Any] | None:
+    if told is None:
+        return None
+    known = (told.get(name) for name in ("why", "needed", "available", "kept"))
+    return [value for value in known if value is not None]
 
 
 def owner_of(info: Mapping[str, Any]) -> str:

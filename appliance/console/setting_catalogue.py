@@ -43,6 +43,18 @@ FIELDS = (
         word="auto",
     ),
     Field(
+        "max_model_len",
+        "Most tokens of one conversation: prompt, files and answer together. Lower: more answers "
+        "fit into the memory. “auto”: as long as the model and the memory allow. Answers that "
+        "were asked for before keep their limit.",
+        low=64,
+        high=100_000_000,
+        slider_high=32_768,
+        step=16,
+        unit="tokens",
+        word="auto",
+    ),
+    Field(
         "reserved_interactive_slots",
         "Scripts cannot take these, so people at a screen do not wait behind them.",
         high=4096,

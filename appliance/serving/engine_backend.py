@@ -124,7 +124,12 @@ class EngineBackend:
         told = self._told
         if told is None or told[0] is not served:
             self._told = told = (served, model_info(served))
-        return told[1]
+        info, context_tokens = told[1], served.engine.max_len
+        if info.context_tokens != context_tokens:
+            # An admin changed the limit while it runs.
+            info = dataclasses.replace(info, context_tokens=context_tokens)
+            self._told = (served, info)
+        return info
 
     async def prepare(self, request: GenerationRequest) -> EnginePrepared:
         served, model = self._ready()

@@ -1,5 +1,7 @@
 """Whether a waiting request may start now: memory to leave free, caps per owner. No torch."""
 
+from typing import NamedTuple
+
 from inference.kv_cache.manager import KVCacheManager
 from inference.request import Request
 from inference.scheduling.running import RunningRequests
@@ -7,6 +9,16 @@ from inference.scheduling.settings import SchedulerSettings
 
 # Most blocks of growth that are kept free for each running request: two to this power.
 _MAX_GROWTH_DOUBLINGS = 6
+
+
+class Shortage(NamedTuple):
+    """Blocks when a start was put off: lacked because needed + kept free > available."""
+
+    request: Request
+    num_needed: int
+    # To be left to running requests for their growth.
+    num_kept_free: int
+    num_available: int
 
 
 def blocks_kept_free(

@@ -11,7 +11,7 @@ counter says. Owner: the engine thread. No torch.
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from inference.request import Request
 
@@ -154,6 +154,10 @@ class FairQueue:
             ordered.append(request)
             cost = PROMPT_TOKEN_COST * request.num_prompt_tokens / account.weight
             heapq.heapreplace(heads, (counter + cost, index, account, rest))
+        # Last, those who must first end something of their own.
+        for account in self._accounts.values():
+            if account.is_parked and len(ordered) < limit:
+                ordered += islice(account.waiting.values(), limit - len(ordered))
         return ordered
 
     def _enter(self, account: Account) -> None:

@@ -15,6 +15,8 @@ from inference.outputs import Setting
 POLICIES = ("continuous", "static")
 AUTO = "auto"
 MAX_SLOTS = 4096
+# A shorter context holds no question.
+MIN_CONTEXT = 64
 # What "auto" goes up to, and the length it assumes before it has seen any request.
 MAX_AUTO_SLOTS = 256
 ASSUMED_TOKENS = 1024
@@ -31,6 +33,8 @@ class SchedulerSettings:
     slots: int | str = AUTO
     # Token budget of a step.
     max_num_batched_tokens: int = 512
+    # Most tokens of a prompt and its answer, or "auto": what model and memory allow.
+    max_model_len: int | str = AUTO
     # Slots that only interactive requests may take.
     reserved_interactive_slots: int = 0
     max_waiting_requests: int = 1000
@@ -117,6 +121,7 @@ def _weights(name: str, value: object) -> None:
 _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "slots": _whole(1, MAX_SLOTS, AUTO),
     "max_num_batched_tokens": _whole(1, 65_536),
+    "max_model_len": _whole(MIN_CONTEXT, 100_000_000, AUTO),
     "reserved_interactive_slots": _whole(0, MAX_SLOTS),
     "max_waiting_requests": _whole(1, 1_000_000),
     "max_waiting_tokens": _whole(1, 1_000_000_000),
@@ -169,6 +174,16 @@ def effective_slots(
         return Setting(requested, fitting, memory)
     if budget < requested:
         return Setting(requested, budget, f"a step computes {budget:,} tokens, one a request")
+    return Setting(requested, requested)
+
+
+def effective_context(requested: int | str, hard_max_len: int) -> Setting:
+    """Most tokens of one request; requests that were accepted before a change keep theirs."""
+    if requested == AUTO:
+        return Setting(AUTO, hard_max_len, "as long as the model and the memory allow")
+    assert isinstance(requested, int), f"max_model_len is {requested!r}"
+    if requested > hard_max_len:
+        return Setting(requested, hard_max_len, "the model and the memory allow no more")
     return Setting(requested, requested)
 
 

@@ -1,10 +1,11 @@
 // What one block holds, in words: for the card beside the cell and for screen readers.
-import { CACHED, FREE } from './console-model.js';
+import { CACHED, FREE, KEPT } from './console-model.js';
 import { count, many, seconds, shortId } from './words.js';
 
 export function blockFacts(model, block) {
-  const code = model.codes[block], size = model.state.kv?.block_size ?? 16;
+  const code = model.codeAt(block), size = model.state.kv?.block_size ?? 16;
   if (code === FREE) return { name: 'Free', user: null, facts: [['Used by', 'nobody'], ['Holds', 'nothing']] };
+  if (code === KEPT) return { name: 'Kept free', user: null, facts: [['Used by', 'nobody'], ['Kept for', 'the growth of running answers'], ['Setting', 'Head-room for growth']] };
   if (code === CACHED) return { name: 'Cached', user: null, facts: [['Used by', 'nobody now'], ['Kept for', 'a prompt that starts the same'], ['If needed', 'given away, oldest first']] };
   const rows = model.holdersOf(block), from = model.positions[block], filled = model.partial.get(block) ?? size;
   const tokens = ['Holds tokens', filled ? `${count(from)}–${count(from + filled - 1)}` : 'none yet'];

@@ -1,6 +1,6 @@
 // The table beside the map: blocks by user, with totals that add up, and the same as text.
 import { CACHED, FREE } from './console-model.js';
-import { bytes, count, make, mark, percent, setText, shortId } from './words.js';
+import { bytes, count, make, mark, percent, setText } from './words.js';
 
 // Rows change places at most this often, and never under the pointer or the focus.
 const SORT_EVERY_MS = 5000;
@@ -18,8 +18,6 @@ export class BlockLegend {
       const row = event.target.closest('[data-key]');
       if (row) onPress(row.dataset.user === undefined ? { kind: row.dataset.key, key: row.dataset.key } : { kind: 'user', key: row.dataset.user });
     });
-    const isolated = document.querySelector('#isolated');
-    isolated.querySelector('button').addEventListener('click', () => onPress(null));
   }
 
   // User keys from top to bottom.
@@ -30,9 +28,6 @@ export class BlockLegend {
       const mine = only && (button.dataset.user === undefined ? only.kind === button.dataset.key : only.kind === 'user' && only.key === button.dataset.user);
       button.setAttribute('aria-pressed', String(Boolean(mine)));
     }
-    const isolated = document.querySelector('#isolated'), row = only?.kind === 'request' ? this.#model.rows.get(only.key) : null;
-    isolated.hidden = !row;
-    if (row) setText(isolated.firstElementChild, `Only request ${shortId(row.id)} of ${this.#model.user(row).name}, with the blocks it shares.`);
   }
 
   update() {
@@ -47,10 +42,12 @@ export class BlockLegend {
       setText(blocks, count(user.blocks));
       setText(share, percent(user.blocks, total));
     }
-    for (const kind of ['shared', 'cached', 'free']) {
+    const { kept } = this.#model, shown = { ...counts, kept, free: counts.free - kept };
+    for (const kind of ['shared', 'cached', 'kept', 'free']) {
       const row = this.#root.querySelector(`[data-key="${kind}"]`);
-      setText(row.querySelector('[data-blocks]'), count(counts[kind]));
-      setText(row.querySelector('[data-share]'), percent(counts[kind], total));
+      row.hidden = kind === 'kept' && !kept;
+      setText(row.querySelector('[data-blocks]'), count(shown[kind]));
+      setText(row.querySelector('[data-share]'), percent(shown[kind], total));
     }
     this.#summarise(counts, total);
   }
@@ -102,7 +99,7 @@ export class BlockLegend {
 
   // The same facts as the canvas, for those who do not see it, and for tests.
   #summarise(counts, total) {
-    const data = { total, held: counts.held, shared: counts.shared, cached: counts.cached, free: counts.free, step: this.#model.step };
+    const data = { total, held: counts.held, shared: counts.shared, cached: counts.cached, free: counts.free, kept: this.#model.kept, step: this.#model.step };
     for (const [name, value] of Object.entries(data)) this.#summary.dataset[name] = String(value);
     setText(this.#summary, `Of ${count(total)} blocks ${count(counts.held)} are held by one request each, ${count(counts.shared)} are shared, ${count(counts.cached)} are cached and ${count(counts.free)} are free.`);
     setText(this.#compare, this.#comparison(counts));
@@ -116,8 +113,8 @@ export class BlockLegend {
     const running = this.#model.running(), context = model?.context_tokens;
     let text = `${filled} % of the used blocks' room holds tokens; ${count(wasted)} token places are empty.`;
     if (context && running.length) {
-      const reserved = Math.ceil(context / size) * running.length;
-      text += ` Whole reservations of ${count(context)} tokens for the same ${running.length === 1 ? 'request' : `${running.length} requests`} would take ${count(reserved)} blocks (${bytes(reserved * kv.bytes_per_block)}) instead of ${count(used)}.`;
+      const reserved = Math.ceil(context / size) * running.length, tokens = used * size - wasted;
+      text += ` Whole reservations of ${count(context)} tokens for the same ${running.length === 1 ? 'request' : `${running.length} requests`} would take ${count(reserved)} blocks (${bytes(reserved * kv.bytes_per_block)}) instead of ${count(used)}, ${percent(tokens, reserved * size)} of them filled.`;
     }
     return text;
   }

@@ -1,6 +1,6 @@
 // KV block map: one cell a block. Colour and shape say whose; pattern says in what state.
 // Only the visible rows are drawn, as runs of equal cells filled with one pattern each.
-import { CACHED, FREE } from './console-model.js';
+import { CACHED, FREE, KEPT } from './console-model.js';
 import { cellOrder } from './block-order.js';
 import { hueToken, shapeOver, token } from './canvas.js';
 import { blockFacts } from './block-facts.js';
@@ -101,7 +101,7 @@ export class BlockMap {
       let began = from, style = null;
       for (let i = from; i <= to; i++) {
         const block = i < to ? (order ? order[i] : i) : -1;
-        const next = i < to ? this.#style(codes[block]) : null;
+        const next = i < to ? this.#style(this.#model.codeAt(block)) : null;
         if (i < to && partial.has(block)) halves.push([i, block]);
         if (next === style) continue;
         if (style) {
@@ -158,7 +158,7 @@ export class BlockMap {
     let style = this.#styles.get(code);
     if (style) return style;
     const only = this.#only, handles = code < 0 ? [] : this.#model.holders.get(code) ?? [];
-    let key = code === FREE ? 'free' : code === CACHED ? 'cached' : 'shared', user = null, mine = only?.kind === key;
+    let key = { [FREE]: 'free', [CACHED]: 'cached', [KEPT]: 'kept' }[code] ?? 'shared', user = null, mine = only?.kind === key;
     if (handles.length === 1) {
       const row = this.#model.rows.get(handles[0]);
       user = this.#model.user(row);
@@ -179,6 +179,11 @@ export class BlockMap {
     c.fillStyle = user ? this.#hue(user) : key === 'shared' ? ink.shared : ink.free;
     c.fillRect(0, 0, s, s);
     if (user) shapeOver(c, user.shape, 0, 0, s, s, ink.mark, Math.max(1, Math.round(s / 4)));
+    if (key === 'kept') {
+      const q = Math.max(1, Math.round(s * 0.3)), at = Math.round((s - q) / 2);
+      c.fillStyle = ink.cached;
+      c.fillRect(at, at, q, q);
+    }
     if (key === 'cached') {
       c.strokeStyle = ink.cached;
       c.lineWidth = Math.max(1, 1.5 * this.#ratio * Math.min(1, this.#size / 8));

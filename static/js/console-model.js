@@ -1,5 +1,6 @@
 // What the server told, put together from its deltas. Knows no page and no socket.
-export const FREE = -1, CACHED = -2;
+// KEPT is drawn only: free, and part of what the head-room setting keeps for growth.
+export const FREE = -1, CACHED = -2, KEPT = -3;
 export const QUEUED = 0, PREFILL = 1, DECODE = 2, PREEMPTED = 3;
 // Ended requests are kept as long as the slots can still show them; samples as long as the plots.
 const KEEP_ENDED_S = 150, KEEP_SAMPLES = 900, KEEP_EVENTS = 60;
@@ -20,6 +21,8 @@ export class ConsoleModel {
   positions = new Int32Array(0);
   holders = new Map();
   partial = new Map();
+  keptFrom = 0;
+  kept = 0;
   #fields = [];
 
   // False when an update is missing before this one; then nothing was taken.
@@ -38,6 +41,7 @@ export class ConsoleModel {
     this.events.length = Math.min(this.events.length, KEEP_EVENTS);
     if (message.samples) this.samples = this.samples.concat(message.samples).slice(-KEEP_SAMPLES);
     this.#applyMap(message.map);
+    this.#markKept();
     for (const [handle, row] of this.rows) if (row.ended !== null && row.ended < this.now - KEEP_ENDED_S) this.rows.delete(handle);
     return true;
   }
@@ -45,6 +49,8 @@ export class ConsoleModel {
   user(row) { return (row && this.users.get(row.owner)) ?? UNKNOWN; }
   column(name) { return this.columns.indexOf(name); }
   last(name) { return this.samples.at(-1)?.[this.column(name)] ?? null; }
+
+  codeAt(block) { return block >= this.keptFrom && this.codes[block] === FREE ? KEPT : this.codes[block]; }
 
   // Requests that hold block `block`, if it is held.
   holdersOf(block) {
@@ -99,6 +105,16 @@ export class ConsoleModel {
       else this.partial.delete(partial[at]);
     }
     if (this.holders.size > 4000) this.#forgetHolders();
+  }
+
+  // Any free block serves as head-room: those at the end of the pool stand for as many as are kept.
+  #markKept() {
+    const { codes } = this, share = this.state.settings?.admission_headroom?.effective ?? 0, wanted = Math.floor(share * codes.length);
+    this.kept = 0;
+    this.keptFrom = codes.length;
+    for (let block = codes.length - 1; block >= 0 && this.kept < wanted; block--) {
+      if (codes[block] === FREE) { this.kept += 1; this.keptFrom = block; }
+    }
   }
 
   // Codes that no cell uses are never sent again under the same number.

@@ -1,6 +1,7 @@
 // The live page: joins socket, model and views. Draws only after an update, at most four a second.
 import { Banner } from './banner.js';
 import { BlockLegend } from './block-legend.js';
+import { BlockTable } from './block-table.js';
 import { BlockMap } from './blockmap.js';
 import { killRequest } from './console-api.js';
 import { ConsoleModel } from './console-model.js';
@@ -20,6 +21,7 @@ const banner = new Banner(model, socket);
 const pickRow = (row) => isolate(row ? { kind: 'request', key: row.handle } : null);
 const map = new BlockMap(model, pickRow);
 const legend = new BlockLegend(model, isolate);
+const blockTable = new BlockTable(model, () => isolate(null));
 const timeline = new Timeline(model);
 const plots = new Plots(model);
 const table = new RequestsTable(model, { kill, onPick: pickRow });
@@ -31,7 +33,7 @@ let only = null, paused = false;
 function isolate(wanted) {
   const same = wanted && only && wanted.kind === only.kind && wanted.key === only.key;
   only = same ? null : wanted;
-  for (const view of [map, legend, timeline, table]) view.only = only;
+  for (const view of [map, legend, blockTable, timeline, table]) view.only = only;
 }
 
 async function kill(row) {
@@ -44,6 +46,7 @@ function draw() {
   legend.update();
   map.ranked = legend.order;
   map.draw();
+  blockTable.update();
   timeline.draw();
   events.update();
   plots.update();

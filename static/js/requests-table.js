@@ -1,6 +1,9 @@
 // The table of requests: stable rows, focus kept, ended rows stay a while, and Kill with a dialog.
+import { waitWords } from './wait-words.js';
 import { count, icon, make, mark, many, rate, seconds, setText, shortId } from './words.js';
 
+// What a request from there is unless its row says otherwise.
+const CLASS_OF = { chat: 'interactive' };
 // An ended row is shown this long, and as long as it has the focus or the pointer.
 const SHOW_ENDED_S = 6;
 const ENDINGS = { stop: ['check', 'ended', ''], length: ['check', 'ended, full length', ''], abort: ['stop', 'stopped', ''], error: ['error', 'failed', 'danger'] };
@@ -69,7 +72,7 @@ export class RequestsTable {
       cells[name] = make('td', ['slot', 'prompt', 'cached', 'written', 'own', 'ttft', 'speed', 'age', 'action'].includes(name) ? { class: 'r' } : {});
       tr.append(cells[name]);
     }
-    cells.id.append(make('button', { type: 'button', class: 'row-link mono', title: row.id, 'aria-label': `Show only the blocks of ${shortId(row.id)}` }, shortId(row.id)));
+    cells.id.append(make('button', { type: 'button', class: 'row-link mono', title: row.id, 'aria-label': `Show the block table of ${shortId(row.id)}` }, shortId(row.id)));
     cells.action.append(make('button', { type: 'button', class: 'button small danger quiet', 'data-do': 'kill' }, 'Kill'));
     const entry = { tr, cells, badge: '', rank: undefined };
     this.#rows.set(row.handle, entry);
@@ -86,9 +89,9 @@ export class RequestsTable {
     }
     const waits = row.state === 'waiting' || row.state === 'preempted', size = this.#model.state.kv?.block_size ?? 16;
     const text = {
-      from: row.from, slot: row.slot === null || row.slot === undefined || waits ? '–' : String(row.slot + 1),
+      from: row.class && row.class !== CLASS_OF[row.from] ? `${row.from}, ${row.class}` : row.from, slot: row.slot === null || row.slot === undefined || waits ? '–' : String(row.slot + 1),
       prompt: count(row.prompt ?? 0), cached: waits && !row.cached ? '–' : count(row.cached ?? 0), written: row.written ? count(row.written) : '–',
-      own: ended ? '–' : waits ? `needs ${count(Math.ceil(((row.prompt ?? 0) + (row.written ?? 0) + 1) / size))}` : count(row.own ?? 0),
+      own: ended ? '–' : waits ? `needs ${count(row.wait?.[1] ?? Math.ceil(((row.prompt ?? 0) + (row.written ?? 0) + 1) / size))}` : count(row.own ?? 0),
       ttft: seconds(row.ttft), speed: row.speed === null ? '–' : rate(row.speed), age: seconds((row.ended ?? this.#model.now) - row.since),
     };
     for (const [name, value] of Object.entries(text)) setText(cells[name], value);
@@ -100,18 +103,19 @@ export class RequestsTable {
   }
 
   #badge(entry, row) {
-    const [image, words, tone] = this.#stateWords(row), key = `${image} ${words}`;
+    const [image, words, tone] = this.#stateWords(row), why = waitWords(row, this.#model.state), key = `${image} ${words} ${why}`;
     if (entry.badge === key) return;
     entry.badge = key;
-    entry.cells.state.replaceChildren(make('span', { class: `badge ${tone}` }, icon(image), words));
+    entry.cells.state.replaceChildren(make('span', { class: `badge ${tone}` }, icon(image), words), ...(why ? [make('span', { class: 'wait-why' }, why)] : []));
   }
 
   #stateWords(row) {
     if (row.ended !== null) return ENDINGS[row.reason] ?? ENDINGS.stop;
     if (row.state === 'prefill') return ['retry', `reads, ${Math.min(99, Math.floor((row.computed ?? 0) / Math.max(1, (row.prompt ?? 0) + (row.written ?? 0)) * 100))} %`, 'info'];
     if (row.state === 'decode') return ['play', 'writes', ''];
-    if (row.state === 'preempted') return ['undo', 'preempted', 'warn'];
-    return ['clock', 'waits', 'warn'];
+    const place = row.position === null ? '' : `, no. ${count(row.position + 1)}`;
+    if (row.state === 'preempted') return ['undo', `preempted${place}`, 'warn'];
+    return ['clock', `waits${place}`, 'warn'];
   }
 
   #empty(isEmpty, { slots, kv, state }) {

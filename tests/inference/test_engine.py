@@ -221,7 +221,7 @@ def test_a_prompt_one_short_of_the_context_gets_one_token_and_one_at_it_is_refus
     step_out(engine)
     result = collect(stream)
     assert (len(result.token_ids), result.finish_reason) == (1, FinishReason.LENGTH)
-    with pytest.raises(PromptTooLong, match="64 tokens; at most 63 fit the model's context"):
+    with pytest.raises(PromptTooLong, match="64 tokens; at most 63 fit the server's context limit"):
         engine.add_request(make_request(64, max_tokens))
 
 

@@ -338,7 +338,17 @@ class SimulatedBackend:
             "ttft_s": None if r.first_token is None else r.first_token - r.arrival,
             "tokens_per_s": self._speed if r.state == "decode" else None,
             "num_preemptions": r.preemptions,
+            "wait": self._wait(r) if r in self._waiting else None,
         }
+
+    def _wait(self, r: SimRequest) -> dict[str, Any]:
+        needed = -(-r.prompt // BLOCK) + 1
+        if len(self._running) >= self._slots:
+            return {"why": "slots", "needed": needed}
+        available = len(self._free) + len(self._cached)
+        if r is not self._waiting[0] or needed <= available:
+            return {"why": "turn", "needed": needed}
+        return {"why": "memory", "needed": needed, "available": available, "kept": 0}
 
     def _event(self, kind: str, request: SimRequest | None, data: dict[str, Any]) -> None:
         self._events.append(

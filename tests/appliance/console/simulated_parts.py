@@ -18,6 +18,7 @@ MODEL = ModelInfo(
 )
 
 SETTINGS: dict[str, Any] = {
+    "max_model_len": 16_384,
     "reserved_interactive_slots": 2,
     "max_num_batched_tokens": 2048,
     "max_waiting_requests": 1000,

@@ -112,6 +112,54 @@ def test_the_map_is_read_by_keyboard(page: Page) -> None:
     expect(page.locator("#block-card")).to_be_hidden()
 
 
+def test_a_requests_block_table_is_all_its_blocks(page: Page, server: Server) -> None:
+    """A row of the table for each run; together they are what the engine says that it holds."""
+    server.set_state("frozen")
+    try:
+        row = page.locator("#requests tr:not(.is-ended)", has_text="writes").first
+        row.locator(".row-link").click()
+        table = page.locator("#block-table")
+        expect(table).to_be_visible()
+        page.wait_for_function(
+            """async (id) => {
+              const told = (await (await fetch('/api/engine')).json()).requests;
+              const held = told.find((r) => r.request_id === id)?.num_blocks;
+              const cells = document.querySelectorAll('#block-table tbody td:nth-child(3)');
+              const shown = [...cells].reduce((sum, td) => sum + Number(td.textContent), 0);
+              return shown === held && shown > 0;
+            }""",
+            arg=row.locator(".row-link").get_attribute("title"),
+        )
+        expect(table.locator("tbody td").first).to_contain_text(re.compile(r"^0–\d"))
+    finally:
+        server.set_state("ready")
+    table.get_by_role("button", name="Show all").click()
+    expect(table).to_be_hidden()
+
+
+def test_head_room_is_drawn_as_free_blocks_that_are_kept(page: Page, server: Server) -> None:
+    change = """(share) => fetch('/api/engine', {method: 'PATCH', headers: {
+      'Content-Type': 'application/json',
+      'X-CSRFToken': document.querySelector('[name=csrfmiddlewaretoken]').value},
+      body: JSON.stringify({admission_headroom: share})})"""
+    page.evaluate(change, 0.9)
+    page.wait_for_function(
+        "() => Number(document.querySelector('#block-summary').dataset.kept) > 0"
+    )
+    assert summary(page)["kept"] <= summary(page)["total"] * 0.9
+    expect(page.locator('#block-legend [data-key="kept"]')).to_be_visible()
+    page.evaluate(change, 0.0)
+    expect(page.locator('#block-legend [data-key="kept"]')).to_be_hidden()
+
+
+def test_a_waiting_request_says_why_it_waits(page: Page) -> None:
+    page.fill("#slots-requested", "1")
+    page.click("#slots-apply")
+    waiting = page.locator("#requests tr", has_text="waits, no. 1").first
+    expect(waiting).to_contain_text("the only slot is taken")
+    page.get_by_role("button", name="Undo").click()
+
+
 def test_one_user_alone_and_back(page: Page) -> None:
     user = page.locator("#block-legend [data-user]").first
     user.click()

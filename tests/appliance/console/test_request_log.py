@@ -33,6 +33,7 @@ def info(request_id: str = "r-1", **values: Any) -> dict[str, Any]:
         "ttft_s": None,
         "tokens_per_s": None,
         "num_preemptions": 0,
+        "wait": None,
         **values,
     }
 
@@ -146,6 +147,43 @@ def test_events_say_what_happened_and_why() -> None:
         "bob's request was turned away: the waiting line is full.",
         "bob's prompt reused 4,096 tokens from the cache.",
         "Parallel slots: now 6.",
+    ]
+
+
+def test_a_preemption_names_the_setting_that_would_avoid_it() -> None:
+    picture = Picture()
+    preempted = event("preempted", 1.0, tokens_lost=312, blocks=20, setting="slots", value=6)
+    state = {"slots": {"requested": 12, "effective": 12, "reason": ""}}
+    picture.observe(state, None, [preempted], now=10.0, epoch=0.0)
+    [told] = [entry[4] for entry in picture.delta_since(NEVER)["events"]]
+    assert told == (
+        "bob's request was preempted (312 tokens recomputed): the pool was full. 12 slots are 6 "
+        "more than the memory carries at this length; with 6 it would not have happened."
+    )
+
+
+def test_why_a_request_waits_reaches_the_page_and_goes_when_it_starts() -> None:
+    log = RequestLog()
+    short = {"why": "memory", "needed": 994, "available": 983, "kept": 205}
+    log.observe([info(queue_position=0, wait=short)], 1, now=1.0, tick=1)
+    row = log.find("r-1")
+    assert row is not None
+    assert row.get("wait") == ["memory", 994, 983, 205]
+    log.observe([info(queue_position=0, wait={"why": "slots", "needed": 994})], 1, 2.0, tick=2)
+    assert row.get("wait") == ["slots", 994]
+    log.observe([info(state="prefill", slot=0)], 0, now=3.0, tick=3)
+    assert row.get("wait") is None
+
+
+def test_a_long_wait_for_memory_is_told_once_with_its_numbers() -> None:
+    picture = Picture()
+    wait = {"why": "memory", "needed": 994, "available": 983, "kept": 205}
+    for age in range(6):
+        waiting = info(queue_position=0, wait=wait, age_s=float(age))
+        picture.observe({"requests": [waiting]}, None, [], now=float(age), epoch=0.0)
+    assert [entry[4] for entry in picture.delta_since(NEVER)["events"]] == [
+        "bob's request waits: it needs 994 blocks, and 983 can be given out. 205 of them are kept "
+        "so that running answers can grow."
     ]
 
 
