@@ -19,7 +19,9 @@ from pathlib import Path
 from inference.config import ModelConfig
 from inference.errors import InferenceError, ModelLoadError
 from inference.model_catalogue import CATALOGUE, DEFAULT_MODEL, CatalogueEntry, fetch_gguf
+from inference.models.registry import decoder_spec
 from inference.weights.gguf_import import import_gguf, replace_folder
+from inference.weights.header import read_header
 
 Progress = Callable[[float, str], None]
 
@@ -35,7 +37,6 @@ _COPIED_FILES = (
     "chat_template.jinja",
     "model.safetensors.index.json",
 )
-_MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 # What stays free on the disk for everything else.
 _SPARE_BYTES = 200_000_000
 
@@ -53,6 +54,8 @@ class StoredModel:
     architecture: str
     num_bytes: int
     max_position: int
+    # Of the stored weights, for people: "bfloat16".
+    precision: str
     is_selected: bool
 
 
@@ -82,6 +85,7 @@ class ModelStore:
                     config.architecture,
                     num_bytes,
                     config.max_position,
+                    _precision(path, config),
                     path.name == selected,
                 )
             )
@@ -175,6 +179,17 @@ class ModelStore:
             (work / "selected").write_text(name + "\n", encoding="utf-8")
             os.replace(work / "selected", self.root / _SELECTED)
 
+    def delete(self, name: str) -> None:
+        """Take a model out of the store; the caller sees to it that nothing serves it.
+
+        Raises:
+            ModelStoreError: there is no such model, or its folder cannot be removed.
+        """
+        path = self.path_of(name)
+        with self._changing() as work:
+            # Gone at once, whatever happens to the files.
+            path.rename(work / "deleted")
+
     def selected(self) -> str | None:
         """The name last given to `use`; None if there is none or it has gone."""
         try:
@@ -266,10 +281,26 @@ class ModelStore:
         return self.root / name
 
 
+def _precision(folder: Path, config: ModelConfig) -> str:
+    if (folder / "quantized.safetensors").is_file():
+        return "quantised groups beside 16 bit"
+    return str(config.raw.get("torch_dtype") or config.raw.get("dtype") or "as stored")
+
+
 def slug_of(text: str) -> str:
     """A store name from a file's or folder's name: "Qwen2.5 0.5B_it" -> "qwen2.5-0.5b_it"."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:64]
     return plain.strip("-._") or "model"
+
+
+def check_servable(folder: Path) -> None:
+    """As `check_model_folder`, and whether its architecture is one that can be served.
+
+    Raises:
+        ModelLoadError: see there; UnsupportedArchitecture lists what can be served.
+    """
+    check_model_folder(folder)
+    decoder_spec(ModelConfig.from_dir(folder))
 
 
 def check_model_folder(folder: Path) -> list[Path]:
@@ -293,24 +324,5 @@ def check_model_folder(folder: Path) -> list[Path]:
     if not (folder / "tokenizer.json").is_file():
         raise ModelLoadError(f"{folder} cannot be used: it holds no tokenizer.json.")
     for file in weights:
-        _check_safetensors(file)
+        read_header(file)
     return weights
-
-
-def _check_safetensors(path: Path) -> None:
-    num_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(_MAX_SAFETENSORS_HEADER_BYTES, num_bytes - 8):
-            raise ModelLoadError(f"{path} is broken: its header claims {length:,} bytes.")
-        try:
-            header = json.loads(file.read(length))
-            ends = [
-                int(entry["data_offsets"][1])
-                for key, entry in header.items()
-                if key != "__metadata__"
-            ]
-        except (ValueError, AttributeError, KeyError, IndexError, TypeError, RecursionError) as exc:
-            raise ModelLoadError(f"{path} is broken: its header cannot be read.") from exc
-    if max(ends, default=0) != num_bytes - 8 - length:
-        raise ModelLoadError(f"{path} is broken or cut short: its header does not match its size.")

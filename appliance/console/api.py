@@ -3,6 +3,7 @@
 An API key with scope admin, or an admin's session; a session's changes need the CSRF token.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_authenticate
+from appliance.console.model_acts import model_load
 from appliance.console.selectors import settings_version
 from appliance.console.services import engine_change
 from appliance.errors import ApplianceError, BadRequest, NotAllowed, NotAuthenticated
@@ -38,19 +40,23 @@ def error_response(exc: ApplianceError) -> HttpResponse:
 @csrf_exempt
 async def engine(request: HttpRequest) -> HttpResponse:
     """Not behind the log-in page, as scripts call it: `_admin_of` admits, always."""
+    status = HTTPStatus.OK
     try:
         admin = await sync_to_async(_admin_of)(request)
         if request.method in ("GET", "HEAD"):
             state = get_backend().state()
         elif request.method == "PATCH":
             changes = _json_object(request)
-            state = await engine_change(changes, admin, if_version=_if_match(request))
+            if "model" in changes:
+                state, status = await _model_changed(changes, admin), HTTPStatus.ACCEPTED
+            else:
+                state = await engine_change(changes, admin, if_version=_if_match(request))
         else:
             return _method_not_allowed()
     except ApplianceError as exc:
         return error_response(exc)
     body = orjson.dumps({**state, "settings_version": settings_version(state)})
-    response = HttpResponse(body, content_type="application/json")
+    response = HttpResponse(body, content_type="application/json", status=status)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -71,6 +77,18 @@ def _admin_of(request: HttpRequest) -> User:
     if CsrfViewMiddleware(lambda _: HttpResponse()).process_view(request, None, (), {}):
         raise NotAllowed("The CSRF token is missing or wrong. Load the page again.")
     return user
+
+
+async def _model_changed(changes: Mapping[str, Any], admin: User) -> Mapping[str, Any]:
+    """A model is changed alone, as it takes its time; the state's `swap` tells how it goes."""
+    name = changes["model"]
+    if len(changes) > 1 or not isinstance(name, str):
+        raise BadRequest(
+            'Change the model by itself, with its name: {"model": "smollm2-135m-instruct"}.',
+            param="model",
+        )
+    await sync_to_async(model_load)(name, admin)
+    return get_backend().state()
 
 
 def _json_object(request: HttpRequest) -> dict[str, Any]:

@@ -49,8 +49,13 @@ ACTIONS = {
     "quota.clear": ("quotas", "Quota of"),
     "key.revoke": ("keys", "Revoked key"),
     "key.rules": ("keys", "Changed the rules for keys"),
+    "model.load": ("models", "Began to load the model"),
+    "model.pull": ("models", "Began to fetch the model"),
+    "model.import": ("models", "Began to import the model"),
+    "model.stop": ("models", "Stopped fetching or importing"),
+    "model.delete": ("models", "Deleted the model"),
 }
-KINDS = ("engine", "exposure", "users", "keys", "quotas")
+KINDS = ("engine", "models", "exposure", "users", "keys", "quotas")
 
 
 def act_record(act: Act) -> None:

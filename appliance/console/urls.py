@@ -5,6 +5,7 @@ from appliance.console import (
     views_exposure,
     views_history,
     views_keys,
+    views_models,
     views_quotas,
     views_usage,
 )
@@ -31,6 +32,13 @@ urlpatterns: list[URLPattern | URLResolver] = [
         views_exposure.exposure_back,
         name="console_exposure_back",
     ),
+    path("models/", views_models.models, name="console_models"),
+    path("models/progress/", views_models.models_progress, name="console_models_progress"),
+    path("models/load/", views_models.models_load, name="console_models_load"),
+    path("models/get/", views_models.models_get, name="console_models_get"),
+    path("models/import/", views_models.models_import, name="console_models_import"),
+    path("models/stop/", views_models.models_stop, name="console_models_stop"),
+    path("models/delete/", views_models.models_delete, name="console_models_delete"),
     path("quotas/", views_quotas.quotas, name="console_quotas"),
     path("quotas/everybody/", views_quotas.quota_everybody, name="console_quota_everybody"),
     re_path(

@@ -1,6 +1,7 @@
 """The small protocol behind the gateway. The in-process engine is the first implementation."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.serving.types import GenerationEvent, GenerationRequest, ModelInfo
@@ -68,6 +69,21 @@ class Backend(Protocol):
 
     def events_since(self, event_id: int) -> Sequence[Mapping[str, Any]]:
         """Engine events after `event_id`, oldest first; the ring is bounded."""
+
+    def swap_model(
+        self,
+        name: str,
+        resolve: Callable[[Callable[[float, str], None]], Path],
+        *,
+        drain_s: float,
+        on_loaded: Callable[[], None],
+    ) -> None:
+        """Begin to serve another model: see `model_swap`. Raises Conflict.
+
+        Args:
+            resolve: finds the model's folder, on a thread of the back end.
+            on_loaded: called there once the model serves.
+        """
 
     def tune(self, changes: Mapping[str, Any]) -> None:
         """Apply live settings. Raises BadRequest naming the setting and what is allowed."""

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from django.conf import settings
 
-from appliance.errors import BadRequest
-from inference.errors import InferenceError
-from inference.model_store import ModelStore
+from appliance.errors import BadRequest, Conflict, EngineUnavailable, NotFound
+from appliance.serving.gateway import get_backend
+from inference.config import ModelConfig
+from inference.errors import InferenceError, ModelLoadError
+from inference.fit import Machine, fit, weight_bytes_of
+from inference.machine import this_machine
+from inference.model_store import ModelStore, ModelStoreError, check_servable
 
 Progress = Callable[[float, str], None]
 
@@ -26,6 +30,20 @@ class ModelRow:
     # Chosen for the next start.
     is_selected: bool
     summary: str
+    # Of the stored weights, for people.
+    precision: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.architecture.removesuffix("ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class FitWords:
+    """Whether a stored model would fit, in words for people."""
+
+    fits: bool
+    words: str
 
 
 def models_list() -> list[ModelRow]:
@@ -44,6 +62,7 @@ def models_list() -> list[ModelRow]:
                 True,
                 model.is_selected,
                 entry.summary if entry else "",
+                model.precision,
             )
         )
     rows += [
@@ -51,6 +70,26 @@ def models_list() -> list[ModelRow]:
         for entry in summaries.values()
     ]
     return rows
+
+
+def model_fits(names: list[str], loaded: str | None) -> dict[str, FitWords]:
+    """Name -> whether it would fit once the loaded model has given its memory back. Blocking."""
+    store = _store()
+    try:
+        machine = _machine(store, loaded)
+    except InferenceError as exc:
+        return {name: FitWords(False, str(exc)) for name in names}
+    found = {}
+    for name in names:
+        try:
+            folder = store.path_of(name)
+            result = fit(
+                ModelConfig.from_dir(folder), weight_bytes_of(folder), machine, dtype="bfloat16"
+            )
+            found[name] = FitWords(result.fits, result.words())
+        except (InferenceError, OSError) as exc:
+            found[name] = FitWords(False, str(exc))
+    return found
 
 
 def model_ensure(on_progress: Progress) -> Path:
@@ -83,6 +122,72 @@ def model_use(name: str) -> None:
         _store().use(name)
     except InferenceError as exc:
         raise BadRequest(str(exc), param="name") from exc
+
+
+def model_folder(name: str) -> Path:
+    """The checked folder of a stored model.
+
+    Raises:
+        NotFound: there is no such model.
+        BadRequest: it cannot be served; the message says why.
+    """
+    try:
+        folder = _store().path_of(name)
+        check_servable(folder)
+    except ModelStoreError as exc:
+        raise NotFound(str(exc), param="model") from exc
+    except ModelLoadError as exc:
+        raise BadRequest(str(exc), param="model") from exc
+    return folder
+
+
+def model_delete(name: str) -> None:
+    """Take a model out of the store for good.
+
+    Raises:
+        NotFound: there is no such model.
+        Conflict: it is loaded, or is being loaded.
+    """
+    if name in _names_in_use():
+        raise Conflict(f"{name} is loaded. Load another model first, then delete it.")
+    try:
+        _store().delete(name)
+    except InferenceError as exc:
+        raise NotFound(str(exc), param="name") from exc
+
+
+def _names_in_use() -> set[str]:
+    try:
+        state = get_backend().state()
+    except EngineUnavailable:
+        return set()
+    model, swap = state.get("model"), state.get("swap")
+    names = {model["name"]} if model else set()
+    if swap and swap["stage"] not in ("done", "failed"):
+        names |= {swap["model"]}
+    if not names:
+        # While it loads or has failed nobody can say what it holds or goes back to.
+        names = {row.name for row in models_list() if row.is_here}
+    return names
+
+
+def _machine(store: ModelStore, loaded: str | None) -> Machine:
+    megabytes = settings.APPLIANCE_KV_MEMORY_MB
+    machine = this_machine(settings.APPLIANCE_DEVICE, megabytes * 1024 * 1024 or None)
+    if loaded is None:
+        return machine
+    try:
+        given_back = weight_bytes_of(store.path_of(loaded))
+    except (InferenceError, OSError):
+        # It was loaded from a folder outside the store.
+        given_back = 0
+    return Machine(
+        name=machine.name,
+        free_bytes=machine.free_bytes + given_back,
+        kv_share=machine.kv_share,
+        max_full_contexts=machine.max_full_contexts,
+        kv_bytes=machine.kv_bytes,
+    )
 
 
 def _store() -> ModelStore:

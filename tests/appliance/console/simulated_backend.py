@@ -48,6 +48,7 @@ class SimulatedBackend:
         self._prompt = prompt
         self.now = 1_000.0
         self.status = "ready"
+        self.swap: dict[str, Any] | None = None
         self.step = 0
         self._free = list(range(total))
         self._cached: list[int] = []
@@ -98,6 +99,7 @@ class SimulatedBackend:
             "step_host_ms": 0.4,
             "step_forward_ms": 14.2,
             "totals": {"requests_failed": 0, "preemptions": self._num_preemptions},
+            "swap": self.swap,
             "requests": [self._info(r) for r in (*self._running, *self._waiting)],
             "model": {
                 "name": MODEL.name,
@@ -156,6 +158,10 @@ class SimulatedBackend:
         self._settings.update({name: v for name, v in changes.items() if name != "slots"})
         self._slots = changes.get("slots", self._slots)
         self._event("tuned", None, {name: str(value) for name, value in changes.items()})
+
+    def swap_model(self, name: str, *args: Any, **options: Any) -> None:
+        """Begins a change that a test ends by setting `swap`."""
+        self.swap = {"model": name, "stage": "loading", "began_at": 0.0, "error": None}
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         for request in (*self._running, *self._waiting):

@@ -9,7 +9,7 @@ from tests.appliance.console.conftest import Server
 
 pytestmark = pytest.mark.e2e
 
-PAGES = ("exposure", "users", "keys", "quotas", "usage", "history")
+PAGES = ("models", "exposure", "users", "keys", "quotas", "usage", "history")
 
 
 @pytest.mark.parametrize("name", PAGES)

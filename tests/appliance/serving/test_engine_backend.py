@@ -1,6 +1,7 @@
 """The in-process engine behind the gateway: the real engine, a scripted model, a real tokenizer."""
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -67,13 +68,17 @@ def model_dir(tmp_path_factory):
 async def make(model_dir):
     made = []
 
-    async def make(*, free=True, resolve=None, load_error=None, wait=True, **options):
+    async def make(
+        *, free=True, resolve=None, load_error=None, wait=True, backoff_s=0.0, **options
+    ):
         runner = PacedRunner(**{"max_model_len": 200, **options})
         runner.load_error = load_error
         backend = EngineBackend(
             resolve or (lambda report: model_dir),
             lambda config: runner,
             config={"max_num_seqs": 4},
+            backoff_s=backoff_s,
+            look_every_s=0.02,
         )
         made.append((backend, runner))
         backend.start()
@@ -414,6 +419,57 @@ async def test_a_model_that_cannot_be_found_is_a_dead_engine_with_its_reason(mak
 
     backend, _ = await make(resolve=resolve)
     assert backend.state()["error"] == "There is no model 'x' in the store."
+
+
+async def test_ids_of_the_former_models_tokenizer_never_reach_the_next(make, model_dir):
+    backend, _ = await make()
+    prepared = await backend.prepare(request())
+    running = await open_stream(backend, max_tokens=5)
+    backend.swap_model("fake", lambda report: model_dir, drain_s=30.0, on_loaded=lambda: None)
+    assert (await read(running))[-1].finish_reason == "length"
+    await until(lambda: (backend.state()["swap"] or {}).get("stage") == "done")
+    with pytest.raises(EngineUnavailable, match="changed its model") as caught:
+        await backend.generate(prepared)
+    assert caught.value.retry_after_s
+    assert (await read(await open_stream(backend)))[-1].finish_reason == "length"
+
+
+async def test_while_the_model_is_changed_new_requests_are_told_when_to_come_again(make, model_dir):
+    backend, runner = await make(free=False)
+    stream = await open_stream(backend)
+    prepared = await backend.prepare(request())
+    await until(lambda: backend.state()["running"] == 1, runner)
+    backend.swap_model("fake", lambda report: model_dir, drain_s=30.0, on_loaded=lambda: None)
+    await until(lambda: backend.state()["state"] == "swapping")
+    assert backend.model is None
+    for attempt in (backend.prepare(request()), backend.generate(prepared)):
+        with pytest.raises(EngineUnavailable, match="changing its model") as caught:
+            await attempt
+        assert caught.value.retry_after_s
+    runner.allow()
+    assert (await read(stream))[-1].finish_reason == "length"
+    await until(lambda: backend.model is not None)
+
+
+async def test_an_engine_that_failed_is_rebuilding_until_it_serves_again(make):
+    backend, runner = await make(backoff_s=0.05)
+    former = backend._supervisor.engine
+
+    def fail(output):
+        raise RuntimeError("boom")
+
+    runner.before_step = fail
+    while former.ending.error is None:
+        with contextlib.suppress(EngineUnavailable):
+            assert (await read(await open_stream(backend)))[-1].finish_reason == "error"
+    runner.before_step = lambda output: None
+    await until(lambda: backend.model is not None and backend._supervisor.engine is not former)
+    assert (await read(await open_stream(backend)))[-1].finish_reason == "length"
+    kinds = [event["kind"] for event in backend.events_since(0)]
+    assert "engine_failed" in kinds
+    assert "engine_rebuilt" in kinds
+    ids = [event["event_id"] for event in backend.events_since(0)]
+    assert ids == sorted(set(ids)), "events go on counting over the engines"
 
 
 async def test_a_stop_lets_running_answers_finish_and_ends_waiting_ones_d08(make):

@@ -28,6 +28,10 @@ class Command(BaseCommand):
         pull.add_argument("name", metavar="NAME")
         taken = actions.add_parser("import", help="take in a .gguf file or a model folder")
         taken.add_argument("path", metavar="PATH", type=Path)
+        for long_one in (pull, taken):
+            long_one.add_argument(
+                "--every-percent", action="store_true", help="tell the progress in single steps"
+            )
         taken.add_argument("--name", help="what to call it (default: from the file's name)")
         actions.add_parser("ensure", help="have the model that the next start serves")
         use = actions.add_parser("use", help="serve this model from the next start on")
@@ -39,12 +43,12 @@ class Command(BaseCommand):
                 case "list":
                     self._list()
                 case "pull":
-                    self._done(model_pull(options["name"], self._progress()))
+                    self._done(model_pull(options["name"], self._progress(options)))
                 case "import":
-                    progress = self._progress()
+                    progress = self._progress(options)
                     self._done(model_import(options["path"], options["name"], progress))
                 case "ensure":
-                    self._done(model_ensure(self._progress()))
+                    self._done(model_ensure(self._progress(options)))
                 case "use":
                     model_use(options["name"])
                     self._chosen(options["name"])
@@ -69,19 +73,20 @@ class Command(BaseCommand):
                 "for this choice to count."
             )
 
-    def _progress(self) -> "_Progress":
-        return _Progress(self)
+    def _progress(self, options: dict[str, Any]) -> "_Progress":
+        return _Progress(self, 100 if options.get("every_percent") else 10)
 
 
 class _Progress:
-    """Prints each new step, and every tenth of it."""
+    """Prints each new step, and every so many parts of it."""
 
-    def __init__(self, command: BaseCommand) -> None:
+    def __init__(self, command: BaseCommand, parts: int) -> None:
         self._command = command
+        self._parts = parts
         self._last = ("", -1)
 
     def __call__(self, share: float, what: str) -> None:
-        now = (what, int(share * 10))
+        now = (what, int(share * self._parts))
         if now != self._last:
             self._last = now
             self._command.stderr.write(f"{share:4.0%} {what}")
