@@ -244,6 +244,14 @@ def suites(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [
         ("tests", [*pytest, "tests", "--ignore=tests/e2e"]),
         (
+            "GPU kernels in Triton's interpreter",
+            # Triton reads the variable when it is imported, hence a process of its own.
+            [
+                *("env", "TRITON_INTERPRET=1", *pytest, "-k", "triton"),
+                *("tests/kernels", "tests/kernels_triton"),
+            ],
+        ),
+        (
             "web tests on PostgreSQL and Redis",
             [*pytest, "-p", "tests.team_services", "-m", "not e2e", "tests/appliance"],
         ),

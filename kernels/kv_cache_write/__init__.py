@@ -1,13 +1,19 @@
 """Scatter this step's keys and values into their slots of the paged KV cache."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, choose
+from kernels.backends import Backend, choose, lazily
 from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from kernels.kv_cache_write import cpu, reference
 
-_BACKENDS = {Backend.REFERENCE: reference.kv_cache_write, Backend.CPU: cpu.kv_cache_write}
+_BACKENDS: dict[Backend, Callable[..., None]] = {
+    Backend.REFERENCE: reference.kv_cache_write,
+    Backend.CPU: cpu.kv_cache_write,
+    Backend.TRITON: lazily("kernels.kv_cache_write.triton_write", "kv_cache_write"),
+}
 
 
 def kv_cache_write(

@@ -1,14 +1,20 @@
 """Attention over keys and values that lie in blocks, found through block tables."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, choose
+from kernels.backends import Backend, choose, lazily
 from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from kernels.errors import KernelArgumentError
 from kernels.paged_attention import cpu, reference
 
-_BACKENDS = {Backend.REFERENCE: reference.paged_attention, Backend.CPU: cpu.paged_attention}
+_BACKENDS: dict[Backend, Callable[..., Tensor]] = {
+    Backend.REFERENCE: reference.paged_attention,
+    Backend.CPU: cpu.paged_attention,
+    Backend.TRITON: lazily("kernels.paged_attention.triton_attention", "paged_attention"),
+}
 
 
 def paged_attention(
@@ -22,6 +28,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    num_decodes: int | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
     """Causal attention of this step's new tokens over their requests' paged KV cache.
@@ -37,6 +44,8 @@ def paged_attention(
         scale: multiplies q·k, usually head_dim ** -0.5.
         sliding_window: a token sees itself and the `sliding_window - 1` tokens before it.
         soft_cap: scores become soft_cap * tanh(score / soft_cap), before the causal mask.
+        num_decodes: how many leading requests have exactly one new token, where the caller knows
+            it; None asks the device, which waits for it.
         backend: which implementation; None takes the fastest for the device.
 
     Returns:
@@ -52,6 +61,8 @@ def paged_attention(
         raise KernelArgumentError("sliding_window", sliding_window, "at least 1")
     if soft_cap is not None and soft_cap <= 0:
         raise KernelArgumentError("soft_cap", soft_cap, "above 0")
+    if num_decodes is not None and not 0 <= num_decodes <= seq_lens.shape[0]:
+        raise KernelArgumentError("num_decodes", num_decodes, f"0 to {seq_lens.shape[0]}")
     return _BACKENDS[backend or choose(query.device)](
         query,
         key_cache,
@@ -62,6 +73,7 @@ def paged_attention(
         scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
+        num_decodes=num_decodes,
     )
 
 

@@ -24,6 +24,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    num_decodes: int | None = None,
 ) -> Tensor:
     output = query.new_empty(query.shape)
     lengths: list[int] = seq_lens.tolist()

@@ -15,6 +15,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    num_decodes: int | None = None,
 ) -> Tensor:
     output = query.new_empty(query.shape)
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]

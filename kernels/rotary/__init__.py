@@ -1,14 +1,20 @@
 """Rotary position embedding (arXiv:2104.09864), halves layout: dimension i pairs with i + r/2."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.backends import Backend, choose
+from kernels.backends import Backend, choose, lazily
 from kernels.checks import FLOATS, check_device, check_dtype, check_last_dim_contiguous, check_shape
 from kernels.errors import KernelArgumentError
 from kernels.rotary import cpu, reference
 
-_BACKENDS = {Backend.REFERENCE: reference.rotary, Backend.CPU: cpu.rotary}
+_BACKENDS: dict[Backend, Callable[..., Tensor]] = {
+    Backend.REFERENCE: reference.rotary,
+    Backend.CPU: cpu.rotary,
+    Backend.TRITON: lazily("kernels.rotary.triton_rotary", "rotary"),
+}
 
 
 def rotary(heads: Tensor, cos_sin: Tensor, *, backend: Backend | None = None) -> Tensor:

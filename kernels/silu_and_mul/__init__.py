@@ -1,13 +1,19 @@
 """The gate of a gated MLP (SwiGLU, arXiv:2002.05202)."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from kernels.backends import Backend, choose
+from kernels.backends import Backend, choose, lazily
 from kernels.checks import FLOATS, check_dtype
 from kernels.errors import KernelArgumentError
 from kernels.silu_and_mul import cpu, reference
 
-_BACKENDS = {Backend.REFERENCE: reference.silu_and_mul, Backend.CPU: cpu.silu_and_mul}
+_BACKENDS: dict[Backend, Callable[..., Tensor]] = {
+    Backend.REFERENCE: reference.silu_and_mul,
+    Backend.CPU: cpu.silu_and_mul,
+    Backend.TRITON: lazily("kernels.silu_and_mul.triton_silu_and_mul", "silu_and_mul"),
+}
 
 
 def silu_and_mul(gate_up: Tensor, *, backend: Backend | None = None) -> Tensor:

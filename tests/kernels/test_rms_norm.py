@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.backends import available
+from kernels.backends import Backend, available
 from kernels.errors import KernelArgumentError
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 
 
 @pytest.mark.parametrize("backend", available())
@@ -47,4 +47,48 @@ def test_zeros_stay_zeros(backend) -> None:
 def test_refuses_bad_arguments_by_name(hidden, weight, name) -> None:
     with pytest.raises(KernelArgumentError) as refused:
         rms_norm(hidden, weight, 1e-6)
+    assert refused.value.argument == name
+
+
+@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_norm_of_a_sum_equals_sum_then_norm(backend, dtype, scale, rng) -> None:
+    residual = (torch.randn(3, 40, generator=rng) * 4).to(dtype)
+    change = torch.randn(3, 40, generator=rng).to(dtype)
+    weight = torch.randn(40, generator=rng)
+    before = residual.clone(), change.clone()
+    summed, normed = add_rms_norm(
+        residual, change, weight, 1e-5, change_scale=scale, backend=backend
+    )
+    want = residual + (change if scale == 1.0 else change * scale)
+    assert torch.equal(summed, want)
+    want_normed = rms_norm(want, weight, 1e-5, backend=Backend.REFERENCE)
+    torch.testing.assert_close(normed, want_normed, atol=1e-6, rtol=torch.finfo(dtype).eps)
+    assert torch.equal(residual, before[0])
+    assert torch.equal(change, before[1])
+
+
+@pytest.mark.parametrize("backend", available())
+def test_takes_heads_that_are_a_view(backend, rng) -> None:
+    wide = torch.randn(3, 5, 16, generator=rng)
+    weight = torch.randn(16, generator=rng)
+    got = rms_norm(wide[:, 1:4], weight, 1e-5, backend=backend)
+    want = rms_norm(wide[:, 1:4].contiguous(), weight, 1e-5, backend=Backend.REFERENCE)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (lambda a: a | {"residual": a["residual"].long()}, "residual"),
+        (lambda a: a | {"change": a["change"].half()}, "change"),
+        (lambda a: a | {"change": a["change"][:1]}, "change"),
+        (lambda a: a | {"weight": a["weight"][:7]}, "weight"),
+    ],
+)
+def test_norm_of_a_sum_refuses_bad_arguments_by_name(spoil, name) -> None:
+    good = {"residual": torch.zeros(2, 8), "change": torch.zeros(2, 8), "weight": torch.ones(8)}
+    with pytest.raises(KernelArgumentError) as refused:
+        add_rms_norm(**spoil(good), eps=1e-6)
     assert refused.value.argument == name

@@ -1,0 +1,82 @@
+"""Launches of every Triton kernel in the sizes of real models, on the meta device."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import Backend
+from kernels.kv_cache_write import kv_cache_write
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rotary import rotary
+from kernels.rotary_kv_write import rotary_kv_write
+from kernels.silu_and_mul import silu_and_mul
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+_TRITON = {"backend": Backend.TRITON}
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def attention(
+    head_dim: int,
+    dtype: torch.dtype = BF16,
+    *,
+    num_decodes: int,
+    heads: tuple[int, int] = (32, 8),
+    **options: Any,
+) -> None:
+    """16 requests of one token, or one of 512."""
+    num_tokens = num_decodes or 512
+    num_requests = num_decodes or 1
+    paged_attention(
+        meta(num_tokens, heads[0], head_dim, dtype=dtype),
+        meta(1000, 16, heads[1], head_dim, dtype=dtype),
+        meta(1000, 16, heads[1], head_dim, dtype=dtype),
+        meta(num_requests, 64, dtype=torch.int32),
+        meta(num_requests, dtype=torch.int32),
+        meta(num_requests + 1, dtype=torch.int32),
+        scale=0.1,
+        num_decodes=num_decodes,
+        **options,
+        **_TRITON,
+    )
+
+
+def write(op: Callable[..., Any], *before: Tensor) -> None:
+    cache = meta(1000, 16, 8, 128)
+    op(*before, cache, cache, meta(16, dtype=torch.int64), **_TRITON)
+
+
+_HEADS = meta(16, 48, 128)
+_ANGLES = meta(16, 128, dtype=FP32)
+_decode = functools.partial(attention, num_decodes=16)
+_one_decode = functools.partial(attention, num_decodes=1, heads=(8, 2))
+_prefill = functools.partial(attention, num_decodes=0)
+
+CASES: dict[str, Callable[[], Any]] = {
+    "rms_norm 4096": lambda: rms_norm(meta(16, 4096), meta(4096, dtype=FP32), 1e-5, **_TRITON),
+    "rms_norm of heads": lambda: rms_norm(_HEADS[:, :32], meta(128, dtype=FP32), 1e-5, **_TRITON),
+    "add_rms_norm 8192": lambda: add_rms_norm(
+        meta(16, 8192), meta(16, 8192), meta(8192, dtype=FP32), 1e-5, **_TRITON
+    ),
+    "rotary": lambda: rotary(_HEADS[:, :40], _ANGLES, **_TRITON),
+    "kv_cache_write": lambda: write(kv_cache_write, _HEADS[:, 32:40], _HEADS[:, 40:]),
+    "rotary_kv_write": lambda: write(rotary_kv_write, _HEADS[:, :40], _HEADS[:, 40:], _ANGLES),
+    "silu_and_mul": lambda: silu_and_mul(meta(16, 28672), **_TRITON),
+    "decode 64": lambda: _one_decode(64),
+    "decode 96 fp16": lambda: _decode(96, FP16),
+    "decode 128": lambda: _decode(128),
+    "decode 128 fp32": lambda: _decode(128, FP32),
+    "decode 256 window cap": lambda: _decode(256, sliding_window=1024, soft_cap=50.0),
+    "prefill 64": lambda: _prefill(64),
+    "prefill 80 fp16": lambda: _prefill(80, FP16),
+    "prefill 128": lambda: _prefill(128),
+    "prefill 128 fp32": lambda: _prefill(128, FP32),
+    "prefill 256 window cap": lambda: _prefill(256, sliding_window=1024, soft_cap=50.0),
+}
