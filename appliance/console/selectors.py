@@ -2,14 +2,18 @@
 
 import hashlib
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from channels.db import database_sync_to_async
+from django.conf import settings
 
 from appliance.accounts.models import User
 from appliance.console.event_words import SETTING_WORDS, value_words
 from appliance.console.models import AuditRecord
+from appliance.console.replay import LAST_S, MAX_REQUESTS, Past
+from appliance.quotas.models import UsageRecord
 
 # Shown for an owner that is no user of this server (any more).
 NO_MARK = [0, 0]
@@ -65,4 +69,67 @@ def changes_made() -> list[dict[str, Any]]:
             ),
         }
         for record in records
+    ]
+
+
+def ledger_requests(epoch: float, now: float, known: Collection[str]) -> list[Past]:
+    """The last hour's requests of the ledger but those `known`, for the replay. Blocking.
+
+    Times are seconds since `epoch` (unix seconds), as the live picture has them.
+    """
+    begin = datetime.fromtimestamp(epoch + now - LAST_S, UTC)
+    rows = UsageRecord.objects.filter(created_at__gte=begin).order_by("-created_at")
+    found = []
+    for row in rows[:MAX_REQUESTS]:
+        took = row.duration_s - row.queue_s
+        if took <= 0 or row.request_id in known:
+            continue
+        came = row.created_at.timestamp() - epoch - row.duration_s
+        found.append(
+            Past(
+                came,
+                took,
+                row.source == "chat",
+                str(row.user_id),
+                row.prompt_tokens,
+                row.completion_tokens,
+            )
+        )
+    return found
+
+
+def boot_settings(state: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What only a start can change: its name, what holds, and the setting to change."""
+    kv, model = state.get("kv") or {}, state.get("model") or {}
+    if not model or not kv.get("blocks_total"):
+        return []
+    size = kv["blocks_total"] * kv["bytes_per_block"]
+    asked_mb = settings.APPLIANCE_KV_MEMORY_MB
+    per_token = kv["bytes_per_block"] / kv["block_size"]
+    return [
+        {
+            "label": "Memory for answers",
+            "help": "Room for the tokens of running answers and of the prefix cache. One token "
+            f"takes {per_token / 1024:,.1f} KiB with this model: keys and values of its key-value "
+            "heads only, in its number format.",
+            "now": f"{size / 2**30:.1f} GiB, {kv['blocks_total']:,} blocks of "
+            f"{kv['block_size']} tokens",
+            "why": "chosen from the machine's memory" if not asked_mb else f"{asked_mb:,} MiB set",
+            "name": "APPLIANCE_KV_MEMORY_MB",
+        },
+        {
+            "label": "Number format",
+            "help": "Of the calculation and of the memory for answers. Half as wide holds twice as "
+            "many tokens; some processors are slower with it.",
+            "now": str(model.get("dtype", "")),
+            "why": f"asked for: {settings.APPLIANCE_DTYPE}",
+            "name": "APPLIANCE_DTYPE",
+        },
+        {
+            "label": "Device",
+            "help": "Where the model runs.",
+            "now": str(model.get("device", "")),
+            "why": f"asked for: {settings.APPLIANCE_DEVICE}",
+            "name": "APPLIANCE_DEVICE",
+        },
     ]

@@ -31,6 +31,12 @@ class Field:
     def label(self) -> str:
         return SETTING_WORDS[self.name]
 
+    @property
+    def allowed(self) -> str:
+        """What the field takes, for a number."""
+        also = f", or {self.word}" if self.word else ""
+        return f"{self.low:g} to {self.high:,.16g}{also}"
+
 
 FIELDS = (
     Field(
@@ -51,7 +57,6 @@ FIELDS = (
         high=100_000_000,
         slider_high=32_768,
         step=16,
-        unit="tokens",
         word="auto",
     ),
     Field(

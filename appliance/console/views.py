@@ -13,15 +13,19 @@ from appliance.console.api import error_response
 from appliance.console.feed import current_feed
 from appliance.console.load_history import RANGES, points, stored_rows
 from appliance.console.replay import past_requests, replay
+from appliance.console.replay_rules import replay_rules
 from appliance.console.samples import COLUMNS
-from appliance.console.selectors import changes_made, settings_version
+from appliance.console.selectors import (
+    boot_settings,
+    changes_made,
+    ledger_requests,
+    settings_version,
+)
 from appliance.console.services import request_kill
 from appliance.console.setting_catalogue import fields_of
 from appliance.errors import ApplianceError, BadRequest, EngineUnavailable
 from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
-
-MAX_SLOTS = 4096
 
 
 @require_GET
@@ -70,6 +74,7 @@ async def tuning(request: HttpRequest) -> HttpResponse:
         "state": state,
         "fields": fields_of(state),
         "version": settings_version(state),
+        "boot": boot_settings(state),
         "history": await changes_made(),
     }
     return await sync_to_async(render)(request, "console/tuning.html", context)
@@ -77,21 +82,16 @@ async def tuning(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 async def tuning_replay(request: HttpRequest) -> HttpResponse:
-    """The last minutes' requests with `slots` and `reserved` of the query."""
+    """The last hour's requests under the settings of the query, the others as they are."""
     if not (await request.auser()).is_admin:
         raise PermissionDenied
     try:
-        slots = _whole(request, "slots", low=1)
-        reserved = _whole(request, "reserved", low=0)
-    except BadRequest as exc:
+        rules = replay_rules(get_backend().state(), request.GET.dict())
+    except ApplianceError as exc:
         return error_response(exc)
-    picture = current_feed().picture
-    requests = past_requests(picture.requests.rows(), picture.now)
-    return JsonResponse(asdict(await sync_to_async(replay)(requests, slots, reserved)))
-
-
-def _whole(request: HttpRequest, name: str, *, low: int) -> int:
-    text = request.GET.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and low <= int(text) <= MAX_SLOTS):
-        raise BadRequest(f"{name} must be a whole number from {low} to {MAX_SLOTS:,}.", param=name)
-    return int(text)
+    feed = current_feed()
+    seen = past_requests(feed.picture.requests.rows(), feed.picture.now)
+    ids = {row.get("id") for row in feed.picture.requests.rows()}
+    past = await in_db_thread(ledger_requests, feed.epoch, feed.picture.now, ids)
+    requests = sorted([*past, *seen], key=lambda one: one.came)
+    return JsonResponse(asdict(await sync_to_async(replay)(requests, rules)))

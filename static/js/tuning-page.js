@@ -1,12 +1,14 @@
 // The tuning page: edit, see the consequences, apply together, go back with one press.
 import { tune } from './console-api.js';
 import { toast } from './toast.js';
-import { bytes, count, many, percent, seconds, setText } from './words.js';
+import { TuningPreview } from './tuning-preview.js';
+import { many, setText } from './words.js';
 
 const LOOK_EVERY_MS = 3000;
 const find = (selector, root = document) => root.querySelector(selector);
 const rows = [...document.querySelectorAll('[data-setting]')];
 const asked = new Map(), applyButton = find('#apply'), discardButton = find('#discard');
+const preview = new TuningPreview();
 let version = document.body.dataset.version, state = null, busy = false;
 
 const words = (value) => (typeof value === 'boolean' ? (value ? 'on' : 'off') : typeof value === 'number' ? value.toLocaleString('en-US') : String(value));
@@ -66,55 +68,7 @@ function draw() {
   applyButton.disabled = !number || busy || wrong().length > 0;
   setText(applyButton, number ? `Apply ${many(number, 'change')}` : 'Apply');
   discardButton.hidden = !number && !wrong().length;
-  drawMemory(found);
-  drawReplay(found);
-}
-
-const cell = (name, text) => setText(find(`[data-cell="${name}"]`), text);
-
-// "auto" after a change is only known once the engine has chosen: until then as now.
-function slotsAfter(found) {
-  const slots = found.slots ?? state.slots.requested;
-  return typeof slots === 'number' ? slots : state.slots.effective;
-}
-
-function drawMemory(found) {
-  const { kv, model, running = 0 } = state, now = state.slots.effective, after = 'slots' in found ? slotsAfter(found) : now;
-  cell('slots-now', count(now));
-  cell('slots-after', found.slots === 'auto' ? 'auto' : count(after));
-  if (!kv?.block_size || !model) return;
-  const each = Math.ceil(model.context_tokens / kv.block_size);
-  for (const [name, slots] of [['now', now], ['after', after]]) {
-    cell(`blocks-${name}`, `${count(slots * each)} · ${bytes(slots * each * kv.bytes_per_block)}`);
-    cell(`share-${name}`, percent(slots * each, kv.blocks_total));
-  }
-  const over = running - after;
-  setText(find('#touches'), over > 0 ? `${many(over, 'running answer is', 'running answers are')} over the new number: they go on to their end, and new ones wait until fewer than ${count(after)} run.` : Object.keys(found).length ? 'No running answer is touched.' : '');
-}
-
-let replayed = '', replayTimer = 0;
-function drawReplay(found) {
-  const reservedNow = state.settings?.reserved_interactive_slots?.effective ?? 0;
-  const wanted = [[state.slots.effective, reservedNow], ['slots' in found ? slotsAfter(found) : state.slots.effective, found.reserved_interactive_slots ?? reservedNow]];
-  const key = JSON.stringify(wanted);
-  if (key === replayed) return;
-  replayed = key;
-  clearTimeout(replayTimer);
-  replayTimer = setTimeout(async () => {
-    const outcomes = await Promise.all(wanted.map(async ([slots, reserved]) => {
-      const response = await fetch(`${document.body.dataset.replay}?${new URLSearchParams({ slots, reserved })}`, { credentials: 'same-origin' });
-      return response.ok ? response.json() : null;
-    })).catch(() => [null, null]);
-    if (key !== replayed) return;
-    if (!outcomes[0] || !outcomes[1]) { replayed = ''; return; }
-    cell('requests', `Last 15 minutes, ${many(outcomes[0].requests, 'request')} replayed`);
-    outcomes.forEach((outcome, i) => {
-      const name = i ? 'after' : 'now';
-      cell(`waited-${name}`, count(outcome.waited));
-      cell(`longest-${name}`, seconds(outcome.longest_s));
-      cell(`p95-${name}`, seconds(outcome.p95_s));
-    });
-  }, 200);
+  preview.update(state, found);
 }
 
 // New values of the engine. What nobody edits follows; an edit stays and is compared anew.

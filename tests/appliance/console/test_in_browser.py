@@ -273,6 +273,32 @@ def test_the_preview_replays_real_requests(page: Page, server: Server) -> None:
     expect(page.locator("#pending")).to_be_hidden()
 
 
+def test_the_preview_counts_memory_in_blocks_and_bytes_and_names_whom_it_touches(
+    page: Page, server: Server
+) -> None:
+    """2 MiB a block of 16 tokens: three slots of 8,192 tokens are 1,536 blocks, 3 GiB of 8."""
+    open_tuning(page, server)
+    page.fill("#set-slots", "3")
+    page.fill("#set-max_model_len", "8192")
+    expect(page.locator('[data-cell="blocks-after"]')).to_have_text("1,536 · 3 GiB")
+    expect(page.locator('[data-cell="share-after"]')).to_have_text("38 %")
+    expect(page.locator('[data-cell="whole-after"]')).to_have_text("8")
+    expect(page.locator('[data-bar="after"]')).to_contain_text("3 GiB of 8 GiB")
+    page.fill("#set-slots", "1")
+    expect(page.locator("#touches")).to_contain_text("they go on to their end")
+    page.click("#discard")
+    expect(page.locator("#touches")).to_be_empty()
+
+
+def test_what_only_a_start_can_change_says_how(page: Page, server: Server) -> None:
+    open_tuning(page, server)
+    boot = page.locator("section", has=page.locator("#boot-title"))
+    expect(boot).to_contain_text("8.0 GiB, 4,096 blocks of 16 tokens")
+    expect(boot).to_contain_text("128.0 KiB")
+    for name in ("APPLIANCE_KV_MEMORY_MB", "APPLIANCE_DTYPE", "APPLIANCE_DEVICE"):
+        expect(boot).to_contain_text(name)
+
+
 def test_a_value_that_does_not_work_is_told_beside_its_field(page: Page, server: Server) -> None:
     open_tuning(page, server)
     page.fill("#set-aging_s", "soon")

@@ -1,0 +1,70 @@
+// Before and after of changes that are not applied: memory, the last hour replayed, whom it touches.
+import { drawMemoryBars } from './memory-bars.js';
+import { touched } from './tuning-touches.js';
+import { bytes, count, make, many, percent, seconds, setText } from './words.js';
+
+const REPLAYED = ['slots', 'reserved_interactive_slots', 'max_model_len', 'max_running_per_owner', 'admission_headroom'];
+const WAIT_MS = 200;
+const cell = (name, text) => setText(document.querySelector(`[data-cell="${name}"]`), text);
+
+export class TuningPreview {
+  #replayed = ''; #timer = 0;
+
+  // `changes` are the values that are not applied yet, by setting.
+  update(state, changes) {
+    this.#memory(state, changes);
+    const lines = touched(state, changes), list = document.querySelector('#touches');
+    if (list.dataset.lines !== JSON.stringify(lines)) {
+      list.dataset.lines = JSON.stringify(lines);
+      list.replaceChildren(...lines.map((line) => make('li', {}, line)));
+    }
+    this.#replay(changes);
+  }
+
+  #memory(state, changes) {
+    const { kv, slots } = state, limit = state.settings?.max_model_len;
+    if (!kv?.block_size || !limit) return;
+    // "auto" after a change is only known once the engine has chosen: until then as now.
+    const number = (value, now) => (typeof value === 'number' ? value : now);
+    const now = { slots: slots.effective, context: limit.effective };
+    const after = { slots: number(changes.slots, now.slots), context: Math.min(number(changes.max_model_len, now.context), kv.blocks_total * kv.block_size) };
+    for (const [name, plan] of [['now', now], ['after', after]]) {
+      plan.each = Math.ceil(plan.context / kv.block_size);
+      plan.blocks = plan.slots * plan.each;
+      cell(`slots-${name}`, name === 'after' && changes.slots === 'auto' ? 'auto' : count(plan.slots));
+      cell(`context-${name}`, count(plan.context));
+      cell(`blocks-${name}`, `${count(plan.blocks)} · ${bytes(plan.blocks * kv.bytes_per_block)}`);
+      cell(`share-${name}`, percent(plan.blocks, kv.blocks_total));
+      cell(`whole-${name}`, count(Math.floor(kv.blocks_total / plan.each)));
+    }
+    drawMemoryBars(kv, now, after);
+  }
+
+  #replay(changes) {
+    const wanted = Object.fromEntries(Object.entries(changes).filter(([name]) => REPLAYED.includes(name)));
+    const key = JSON.stringify(wanted);
+    if (key === this.#replayed) return;
+    this.#replayed = key;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(async () => {
+      const ask = async (query) => {
+        const response = await fetch(`${document.body.dataset.replay}?${new URLSearchParams(query)}`, { credentials: 'same-origin' });
+        return response.ok ? response.json() : null;
+      };
+      const outcomes = await Promise.all([ask({}), ask(wanted)]).catch(() => [null, null]);
+      if (key !== this.#replayed) return;
+      if (!outcomes[0] || !outcomes[1]) { this.#replayed = ''; return; }
+      this.#show(outcomes);
+    }, WAIT_MS);
+  }
+
+  #show(outcomes) {
+    cell('requests', `Last hour, ${many(outcomes[0].requests, 'request')} replayed`);
+    outcomes.forEach((outcome, i) => {
+      const name = i ? 'after' : 'now';
+      for (const field of ['fitted', 'waited', 'refused', 'cut']) cell(`${field}-${name}`, count(outcome[field]));
+      cell(`longest-${name}`, seconds(outcome.longest_s));
+      cell(`p95-${name}`, seconds(outcome.p95_s));
+    });
+  }
+}
