@@ -95,9 +95,25 @@ class QuotaExceeded(ApplianceError):
 
 
 class RateLimited(ApplianceError):
+    """`max_wait_s`: how long the limit's rule lets a request wait for its turn, in the line of
+    `subject` (`user:5`, `key:9`), before this is said."""
+
     status = 429
     code = "rate_limit_exceeded"
     error_type = "rate_limit_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        max_wait_s: float = 0.0,
+        subject: str = "",
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.max_wait_s = max_wait_s
+        self.subject = subject
 
 
 class QueueIsFull(ApplianceError):

@@ -10,7 +10,7 @@ Invariant: every request that `add_request` accepted gets exactly one final upda
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -168,8 +168,7 @@ class Engine:
             request.arrival_s = self._clock()
         try:
             check_request(request, self.info, self._scheduler.max_len)
-            per_start_s = self._reporter.seconds_per_start
-            self._inbox.add(request, stream, self._settings, per_start_s)
+            self._inbox.add(request, stream, self._settings, self._reporter.seconds_per_start)
         except RequestRejected as rejection:
             self._reporter.on_rejected(request, rejection)
             raise
@@ -185,10 +184,11 @@ class Engine:
 
         With another reason it counts as that: the generator ends with STOP at a stop string.
         """
-        is_live = self._inbox.is_live(request_id)
-        if is_live:
-            self._inbox.put(Abort(request_id, finish_reason, detail))
-        return is_live
+        return self._inbox.put_abort(Abort(request_id, finish_reason, detail))
+
+    def live_labels(self) -> Sequence[Mapping[str, str]]:
+        """Labels of every request that was accepted and has not ended, at this very moment."""
+        return self._inbox.live_labels()
 
     def tune(self, **changes: Any) -> None:
         """Change live settings (fields of `SchedulerSettings`) at the next step boundary.

@@ -5,6 +5,7 @@ while the engine computes. Invariant: what was let in is either taken by the eng
 by it when the door is shut, so every accepted request meets its end.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -56,7 +57,8 @@ class Inbox:
         self.num_rejected = 0
         self._lock = threading.Lock()
         self._commands: deque[Command] = deque()
-        self._live: set[str] = set()
+        # Request id -> labels, of all that were accepted and have not ended.
+        self._live: dict[str, Mapping[str, str]] = {}
         # Accepted and not started yet, with the tokens of their prompts.
         self._num_waiting = 0
         self._waiting_tokens = 0
@@ -86,7 +88,7 @@ class Inbox:
             if request.request_id in self._live:
                 raise RequestRejected(f"A request with the id {request.request_id} is under way.")
             self._check_room(request, settings, seconds_per_start)
-            self._live.add(request.request_id)
+            self._live[request.request_id] = request.labels
             self._num_waiting += 1
             self._waiting_tokens += request.num_prompt_tokens
             self._commands.append(Add(request, stream))
@@ -115,10 +117,18 @@ class Inbox:
             self._shut_by = error
         self.wake.set()
 
-    def is_live(self, request_id: str) -> bool:
-        """Whether an accepted request has not ended."""
+    def put_abort(self, command: Abort) -> bool:
+        """Hand it in if its request was accepted and has not ended; False if not."""
         with self._lock:
-            return request_id in self._live
+            is_live = command.request_id in self._live
+        if is_live:
+            self.put(command)
+        return is_live
+
+    def live_labels(self) -> list[Mapping[str, str]]:
+        """Labels of every accepted request that has not ended. O(those)."""
+        with self._lock:
+            return list(self._live.values())
 
     def on_started(self, request: Request) -> None:
         with self._lock:
@@ -129,7 +139,7 @@ class Inbox:
         if request.first_scheduled_s is None:
             self.on_started(request)
         with self._lock:
-            self._live.discard(request.request_id)
+            self._live.pop(request.request_id, None)
 
     def count_rejected(self) -> int:
         with self._lock:
@@ -151,7 +161,9 @@ class Inbox:
         # By then a tenth of the queue has started, and one place at least.
         retry_s = (seconds_per_start or _LEAST_RETRY_S) * max(1.0, self._num_waiting / 10)
         retry_s = min(max(retry_s, _LEAST_RETRY_S), _MOST_RETRY_S)
+        # A whole number, so that text and header say the same.
+        seconds = math.ceil(retry_s)
         raise QueueFull(
-            f"The server is busy: {what}. Try again in {retry_s:.0f} seconds.",
-            retry_after_s=retry_s,
+            f"The server is busy: {what}. Try again in {seconds} second{'s'[: seconds != 1]}.",
+            retry_after_s=float(seconds),
         )

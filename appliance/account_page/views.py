@@ -19,9 +19,15 @@ from appliance.api_keys.forms import KeyForm
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_issue, api_key_of, api_key_revoke
 from appliance.errors import ApplianceError
+from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.selectors import UsagePart, usage_parts
-from appliance.quotas.services import quota_day, quota_status
+from appliance.quotas.selectors import (
+    UsagePart,
+    allowances,
+    caps_of,
+    quota_status,
+    usage_parts,
+)
 from appliance.quotas.usage_csv import usage_csv
 
 # A key that ends within this many days is marked.
@@ -99,11 +105,14 @@ def _page(
     now = timezone.now()
     # Read before the reset, so never negative.
     seconds_left = max(0, int((quota.resets_at - now).total_seconds()))
+    day_limit = quota.limit_tokens if quota.window == "day" else None
     context = {
         "quota": quota,
         "quota_high": (quota.limit_tokens or 0) * 9 // 10,
         "reset_in": f"{seconds_left // 3600} h {seconds_left // 60 % 60} min",
-        "chart": usage_chart(user, quota_day(), quota.limit_tokens),
+        "allowances": allowances(user.pk),
+        "caps": caps_of(user.pk),
+        "chart": usage_chart(user, quota_day(), day_limit),
         "keys": _keys(user),
         "form": form,
         "new_key": new_key,

@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from appliance.accounts import views
+from appliance.accounts import views, views_groups
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("login/", views.sign_in, name="account_login"),
@@ -14,5 +14,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
         r"/(?P<action>make-admin|take-admin|activate|deactivate|link)/$",
         views.user_action,
         name="user_action",
+    ),
+    path("console/groups/", views_groups.groups_page, name="groups"),
+    re_path(
+        r"^console/groups/(?P<group_id>[0-9]{1,18})/(?P<action>members|delete)/$",
+        views_groups.group_action,
+        name="group_action",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The `x-ratelimit-*` headers: what the caller's quota of today still allows."""
+"""The `x-ratelimit-*` headers, with OpenAI's names: what the tightest limits still allow."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from appliance.api.envelope import error_response
 from appliance.errors import QuotaExceeded, RateLimited
-from appliance.quotas.services import quota_status
+from appliance.quotas.selectors import Allowance, allowances
 from appliance.serving.booking import in_db_thread
 
 View = Callable[[HttpRequest], Awaitable[HttpResponseBase]]
@@ -31,10 +31,18 @@ def with_allowance(view: View) -> View:
 
 
 async def _tell(request: HttpRequest, response: HttpResponseBase) -> None:
-    status = await in_db_thread(quota_status, request.auth.owner_id)
-    if status.limit_tokens is None:
-        return
-    seconds = max(1, int((status.resets_at - timezone.now()).total_seconds()))
-    response["X-RateLimit-Limit-Tokens"] = str(status.limit_tokens)
-    response["X-RateLimit-Remaining-Tokens"] = str(status.left_tokens)
-    response["X-RateLimit-Reset-Tokens"] = f"{seconds}s"
+    key = request.auth
+    found = await in_db_thread(allowances, key.owner_id, key.pk)
+    requests = [each for each in found if each.limit.name == "requests_per_minute"]
+    tokens = [each for each in found if each.limit.name != "requests_per_minute"]
+    for name, tightest in (("Requests", _tightest(requests)), ("Tokens", _tightest(tokens))):
+        if tightest is not None:
+            seconds = max(1, int((tightest.resets_at - timezone.now()).total_seconds()))
+            response[f"X-RateLimit-Limit-{name}"] = str(tightest.limit.value)
+            response[f"X-RateLimit-Remaining-{name}"] = str(tightest.left)
+            response[f"X-RateLimit-Reset-{name}"] = f"{seconds}s"
+
+
+def _tightest(found: list[Allowance]) -> Allowance | None:
+    """The one with the least left; of several that are used up the one that lasts longest."""
+    return min(found, key=lambda each: (each.left, -each.resets_at.timestamp()), default=None)

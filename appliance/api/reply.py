@@ -81,7 +81,7 @@ async def reply_open(
             generations.append(await generation_open(request))
     except BaseException:
         for generation in generations:
-            generation.close_soon()
+            generation.withdraw()
         raise
     return Reply(generations, choices_per_prompt, requests[0].caller.key_id, readers)
 

@@ -119,6 +119,7 @@ class Generation:
         self.final: ServerMessage | None = None
         self.task: asyncio.Task[None] | None = None
         self._source: TokenSource | None = None
+        self._opening: asyncio.Future[TokenSource] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._checkpoint: asyncio.Task[None] | None = None
         self._finished: Finished | None = None
@@ -155,15 +156,23 @@ class Generation:
         """Ask at the door first; only what was admitted is saved."""
         known = None if self.is_new else self.conversation_id
         history = await in_db_thread(services.generation_history, self.owner.pk, known, self.text)
+        if self._ended_as is not None:
+            return
         caller = Caller(user_id=self.owner.pk, username=self.owner.username, source="chat")
-        self._source = await generation_open(
-            GenerationRequest(
-                caller=caller,
-                messages=history,
-                options=CHAT_OPTIONS,
-                generation_class="interactive",
-            )
+        request = GenerationRequest(
+            caller=caller,
+            messages=history,
+            options=CHAT_OPTIONS,
+            generation_class="interactive",
         )
+        self._opening = asyncio.ensure_future(generation_open(request, told=self._take_place))
+        try:
+            self._source = await self._opening
+        except asyncio.CancelledError:
+            # By `stop`, while it waited for its turn; else this very task is cancelled.
+            if self._ended_as is None:
+                raise
+            return
         self.started = await in_db_thread(
             services.generation_start,
             self.owner,
@@ -174,6 +183,10 @@ class Generation:
         )
         self.text = None
         self._tell_user(running=True)
+        self._wake()
+
+    def _take_place(self, event: Queued) -> None:
+        self._take(event)
         self._wake()
 
     async def _read(self) -> None:
@@ -232,8 +245,9 @@ class Generation:
         """End it as `state` with the text so far; its slot is free at once. Event loop only."""
         if self._ended_as is None and self.final is None:
             self._ended_as = (state, error)
-            if self._reader is not None:
-                self._reader.cancel()
+            for task in (self._opening, self._reader):
+                if task is not None:
+                    task.cancel()
 
     async def _end(self, failure: BaseException | None) -> None:
         if self.started is None:
@@ -333,7 +347,7 @@ class Generation:
                     if message_id == self.started.answer.pk and last_seq <= len(self.chunks):
                         seq = last_seq
                     await self._introduce(self.started, send)
-                if self.status is not told and not self.chunks and introduced:
+                if self.status is not told and not self.chunks:
                     told = self.status
                     if told is not None:
                         await send(told)

@@ -183,6 +183,8 @@ class GenerationError(TypedDict):
 
 
 class QuotaData(TypedDict):
+    # "day" or "month": what limit, use and what is left are of.
+    window: str
     limit_tokens: int | None
     used_tokens: int
     left_tokens: int | None

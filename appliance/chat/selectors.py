@@ -11,7 +11,7 @@ from appliance.accounts.models import User
 from appliance.chat.models import Conversation, Message, MessageState
 from appliance.chat.protocol import ConversationData, MessageData, QuotaData, ServerMessage
 from appliance.chat.services import conversation_search, message_by_client_id, messages_shown
-from appliance.quotas.services import quota_status
+from appliance.quotas.selectors import quota_status
 
 LIST_STEP = 100
 
@@ -110,6 +110,7 @@ def sent_before(owner_id: int, client_id: str) -> list[ServerMessage]:
 def quota_data(user: User) -> QuotaData:
     status = quota_status(user)
     return {
+        "window": status.window,
         "limit_tokens": status.limit_tokens,
         "used_tokens": status.used_tokens,
         "left_tokens": status.left_tokens,

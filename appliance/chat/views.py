@@ -22,7 +22,7 @@ from appliance.chat.selectors import (
 )
 from appliance.chat.sockets import sockets
 from appliance.errors import ApplianceError, EngineUnavailable, NotFound
-from appliance.quotas.services import quota_status
+from appliance.quotas.selectors import quota_status
 from appliance.serving.gateway import get_backend
 from appliance.serving.types import ModelInfo
 

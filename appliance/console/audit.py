@@ -6,6 +6,7 @@ from typing import Any
 from appliance.accounts.acts import Act
 from appliance.console.event_words import SETTING_WORDS, value_words
 from appliance.console.models import AuditRecord
+from appliance.quotas.limits import LIMIT_KINDS
 
 # Who did it where no person did.
 BY_ITSELF = "the server"
@@ -21,16 +22,19 @@ _NONE_WORDS = {
     "allowed_hosts": "only this machine's own",
     "allowed_networks": "none named",
     "trusted_proxies": "none",
-    "tokens_per_day": "no limit",
     "max_life_days": "no limit",
+    "members": "nobody",
 }
 _FIELD_WORDS = {
     **SETTING_WORDS,
     **EXPOSURE_WORDS,
-    "tokens_per_day": "Tokens a day",
+    **{kind.name: kind.label for kind in LIMIT_KINDS.values()},
+    "wait_s": "Wait in seconds",
+    "members": "Members",
     "max_live_keys": "Keys a member at most",
     "max_life_days": "Longest life in days",
 }
+_ORDER = {name: number for number, name in enumerate(_FIELD_WORDS)}
 # Action -> kind for the filter of the history page, and the words before the target or the change.
 ACTIONS = {
     "request.kill": ("engine", "Killed request"),
@@ -47,6 +51,12 @@ ACTIONS = {
     "user.link": ("users", "Made a sign-in link for"),
     "quota.set": ("quotas", "Quota of"),
     "quota.clear": ("quotas", "Quota of"),
+    "limit.add": ("quotas", "Made a rule for"),
+    "limit.change": ("quotas", "Changed the rule for"),
+    "limit.delete": ("quotas", "Deleted the rule for"),
+    "group.create": ("users", "Made the group"),
+    "group.members": ("users", "Changed the group"),
+    "group.delete": ("users", "Deleted the group"),
     "key.revoke": ("keys", "Revoked key"),
     "key.rules": ("keys", "Changed the rules for keys"),
     "model.load": ("models", "Began to load the model"),
@@ -77,7 +87,8 @@ def audit_words(record: AuditRecord) -> str:
     _, words = ACTIONS.get(record.action, ("", record.action.replace(".", " ")))
     if "after" in record.detail:
         changes = change_words(record.detail["before"], record.detail["after"])
-        whose = f" {record.target}" if record.action.startswith("quota.") else ""
+        named = record.action.startswith(("quota.", "limit.", "group."))
+        whose = f" {record.target}" if named else ""
         return f"{words}{whose}: {changes}"
     owner = record.detail.get("owner")
     return f"{words} {record.target}" + (f" of {owner}" if owner else "")
@@ -86,13 +97,14 @@ def audit_words(record: AuditRecord) -> str:
 def change_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{_FIELD_WORDS.get(name, name)} {_shown(name, before.get(name))} → {_shown(name, value)}"
-        for name, value in after.items()
+        # PostgreSQL keeps no order of names.
+        for name, value in sorted(after.items(), key=lambda item: _ORDER.get(item[0], 0))
     )
 
 
 def _shown(name: str, value: Any) -> str:
     if value is None or value == []:
-        return _NONE_WORDS.get(name, "none")
+        return _NONE_WORDS.get(name, "no limit" if name in LIMIT_KINDS else "none")
     if isinstance(value, list):
         return ", ".join(str(entry) for entry in value)
     return str(value) if name == "port" else value_words(value)

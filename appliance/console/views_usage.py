@@ -14,8 +14,8 @@ from appliance.account_page.usage_chart import short_count
 from appliance.account_page.views import csv_answer
 from appliance.accounts.access import admin_required
 from appliance.console.usage_drawing import usage_drawing
+from appliance.quotas.limits import quota_day
 from appliance.quotas.selectors import UsagePart, usage_parts
-from appliance.quotas.services import quota_day
 
 NUM_DAYS = 30
 

@@ -1,25 +1,52 @@
-"""Who may use how many tokens a day, what is held for running answers, and the one ledger."""
+"""Who may use how much, what is held for running answers, and the one ledger."""
 
 import uuid
+from datetime import date, datetime
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
 
-class QuotaRule(models.Model):
-    """Tokens a day: one rule for everybody, and at most one for a user that goes before it."""
+class LimitRule(models.Model):
+    """One limit for everybody, for each member of a group, for one user or for one key.
 
-    is_default = models.BooleanField(default=False)
-    user = models.OneToOneField(
+    All rules that fit a request hold; the tightest decides. A rule for everybody or for a group
+    counts each member by themselves.
+    """
+
+    class Limit(models.TextChoices):
+        REQUESTS_PER_MINUTE = "requests_per_minute"
+        TOKENS_PER_MINUTE = "tokens_per_minute"
+        TOKENS_PER_DAY = "tokens_per_day"
+        TOKENS_PER_MONTH = "tokens_per_month"
+        CONCURRENT_REQUESTS = "concurrent_requests"
+        CONTEXT_TOKENS = "context_tokens"
+        # Percent of the slots that are in effect.
+        SLOT_SHARE = "slot_share"
+
+    limit = models.CharField(max_length=30, choices=Limit.choices)
+    value = models.PositiveBigIntegerField()
+    # At most one of the three; none of them is a rule for everybody.
+    group = models.ForeignKey(
+        "auth.Group", null=True, blank=True, on_delete=models.CASCADE, related_name="limit_rules"
+    )
+    user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         null=True,
         blank=True,
         on_delete=models.CASCADE,
-        related_name="quota_rule",
+        related_name="limit_rules",
     )
-    # None is no limit.
-    tokens_per_day = models.PositiveBigIntegerField(null=True, blank=True)
+    key = models.ForeignKey(
+        "api_keys.ApiKey",
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="limit_rules",
+    )
+    # Past the limit a request waits this long for its turn before it is refused; 0 refuses at once.
+    wait_s = models.PositiveIntegerField(default=0)
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -28,37 +55,94 @@ class QuotaRule(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(is_default=True, user=None) | Q(is_default=False, user__isnull=False),
-                name="quota_rule_is_for_all_or_for_one",
+                condition=Q(group=None, user=None)
+                | Q(group=None, key=None)
+                | Q(user=None, key=None),
+                name="limit_rule_has_one_subject",
             ),
             models.UniqueConstraint(
-                fields=["is_default"], condition=Q(is_default=True), name="quota_rule_one_default"
+                fields=["limit"],
+                condition=Q(group=None, user=None, key=None),
+                name="limit_rule_once_for_everybody",
+            ),
+            models.UniqueConstraint(
+                fields=["limit", "group"],
+                condition=Q(group__isnull=False),
+                name="limit_rule_once_a_group",
+            ),
+            models.UniqueConstraint(
+                fields=["limit", "user"],
+                condition=Q(user__isnull=False),
+                name="limit_rule_once_a_user",
+            ),
+            models.UniqueConstraint(
+                fields=["limit", "key"],
+                condition=Q(key__isnull=False),
+                name="limit_rule_once_a_key",
             ),
         ]
 
     def __str__(self) -> str:
-        whose = "everybody" if self.user_id is None else f"user {self.user_id}"
-        return f"{whose}: {self.tokens_per_day or 'no limit'}"
+        return f"{self.limit} {self.value} for {self.who}"
+
+    @property
+    def who(self) -> str:
+        """Whom it is for, in words."""
+        if self.key is not None:
+            return f"the key “{self.key.name}” ({self.key.prefix})"
+        if self.group is not None:
+            return f"the group “{self.group.name}”"
+        return self.user.username if self.user is not None else "everybody"
 
 
-class UsageDay(models.Model):
-    """Counters of one user and day (the team's time zone). Changed by conditional UPDATE only."""
+class Meter(models.Model):
+    """What one user, or one key, took in the minute, day and month that run (team's time zone).
 
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="usage_days"
+    Changed by `services` only: under a lock, and by an UPDATE that names the version it read.
+    """
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="meter"
     )
-    day = models.DateField()
-    used_tokens = models.PositiveBigIntegerField(default=0)
-    # Held for answers that run now; the sum of this day's QuotaReservation rows.
-    reserved_tokens = models.PositiveBigIntegerField(default=0)
+    key = models.OneToOneField(
+        "api_keys.ApiKey", null=True, on_delete=models.CASCADE, related_name="meter"
+    )
+    version = models.PositiveBigIntegerField(default=0)
+    # Begin of the minute, the day, and the first day of the month that the counters are for.
+    minute = models.DateTimeField(null=True)
+    day = models.DateField(null=True)
+    month = models.DateField(null=True)
+    minute_requests = models.PositiveBigIntegerField(default=0)
+    minute_used = models.PositiveBigIntegerField(default=0)
+    day_used = models.PositiveBigIntegerField(default=0)
+    month_used = models.PositiveBigIntegerField(default=0)
+    # Held for answers that run now and began in that minute, day or month.
+    minute_reserved = models.PositiveBigIntegerField(default=0)
+    day_reserved = models.PositiveBigIntegerField(default=0)
+    month_reserved = models.PositiveBigIntegerField(default=0)
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["user", "day"], name="usage_day_once"),
+            models.CheckConstraint(
+                condition=Q(user=None, key__isnull=False) | Q(user__isnull=False, key=None),
+                name="meter_of_a_user_or_a_key",
+            ),
         ]
 
     def __str__(self) -> str:
-        return f"user {self.user_id} on {self.day}"
+        return f"key {self.key_id}" if self.user_id is None else f"user {self.user_id}"
+
+    def roll(self, minute: datetime, day: date) -> None:
+        """Begin anew what another minute, day or month has replaced. Not saved."""
+        if self.minute != minute:
+            self.minute = minute
+            self.minute_requests = self.minute_used = self.minute_reserved = 0
+        if self.day != day:
+            self.day = day
+            self.day_used = self.day_reserved = 0
+        if self.month != day.replace(day=1):
+            self.month = day.replace(day=1)
+            self.month_used = self.month_reserved = 0
 
 
 class QuotaReservation(models.Model):
@@ -66,6 +150,8 @@ class QuotaReservation(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    key_id = models.BigIntegerField(null=True)
+    minute = models.DateTimeField()
     day = models.DateField()
     tokens = models.PositiveBigIntegerField()
     # The server process that made it, and when that process last said that it lives.

@@ -1,45 +1,35 @@
-"""Daily token quotas: reserve before a generation, settle with the true counts after it.
+"""Token quotas and rate limits: reserve before a generation, settle with the true counts after it.
 
-Every change of a counter is one conditional UPDATE inside a short transaction, never a value that
-was read before, so that requests at the same instant, in any number of processes, cannot pass a
-limit together. Blocking: call from worker threads.
+A reservation locks the caller's meters, checks every limit, and writes with one UPDATE that names
+the version it read, so that requests at the same instant, in any number of processes, on SQLite and
+PostgreSQL alike, cannot pass a limit together. Blocking: call from worker threads.
 """
 
 import math
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 
-from django.db import transaction
-from django.db.models import F, Q, Value
+from django.db import OperationalError, transaction
+from django.db.models import F, Q
 from django.utils import timezone
 
-from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
-from appliance.errors import BadRequest, QuotaExceeded
-from appliance.quotas.models import QuotaReservation, QuotaRule, UsageDay, UsageRecord
+from appliance.errors import ApplianceError, QuotaExceeded, RateLimited
+from appliance.quotas.limits import minute_of, quota_day, window_resets_at
+from appliance.quotas.models import Meter, QuotaReservation, UsageRecord
+from appliance.quotas.rules import Limit, limits_of
 
-# The rule for everybody until an admin sets another.
-DEFAULT_TOKENS_PER_DAY = 5_000_000
-MAX_TOKENS_PER_DAY = 10**15
-# An answer is cut to what is left of the quota only if this much of it remains.
+# An answer is cut to what is left of the day or month only if this much of it remains.
 LEAST_ANSWER_TOKENS = 16
 # Reservations of a process that has not said for this long that it lives are given back.
 STALE_AFTER = timedelta(minutes=10)
+# A clock that was set back by less than this does not open the minutes that have passed again.
+_CLOCK_SLACK = timedelta(minutes=5)
 
 # Marks this process's reservations.
 PROCESS_ID = uuid.uuid4()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaStatus:
-    # None is no limit.
-    limit_tokens: int | None
-    used_tokens: int
-    reserved_tokens: int
-    # None without a limit; else what a new request may still reserve.
-    left_tokens: int | None
-    resets_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +38,8 @@ class Reservation:
 
     id: uuid.UUID
     user_id: int
+    key_id: int | None
+    minute: datetime
     day: date
     prompt_tokens: int
     completion_tokens: int
@@ -76,102 +68,7 @@ class Usage:
     key_prefix: str = ""
 
 
-# ---- the day
-
-
-def quota_day(now: datetime | None = None) -> date:
-    """The day that is charged: the calendar day of the team's time zone."""
-    return timezone.localdate(now, timezone.get_default_timezone())
-
-
-def quota_resets_at(day: date) -> datetime:
-    """The first moment of the next day, right also when the clocks change that night."""
-    midnight = datetime.combine(day + timedelta(days=1), time.min)
-    return midnight.replace(tzinfo=timezone.get_default_timezone())
-
-
-# ---- rules
-
-
-def quota_limit(user_id: int) -> int | None:
-    """Tokens a day of this user: the own rule, else the one for everybody; None is no limit."""
-    rules = {
-        rule.user_id: rule.tokens_per_day
-        for rule in QuotaRule.objects.filter(Q(user_id=user_id) | Q(is_default=True))
-    }
-    if user_id in rules:
-        return rules[user_id]
-    return rules.get(None, DEFAULT_TOKENS_PER_DAY)
-
-
-def quota_default_limit() -> int | None:
-    rule = QuotaRule.objects.filter(is_default=True).first()
-    return DEFAULT_TOKENS_PER_DAY if rule is None else rule.tokens_per_day
-
-
-def quota_rule_set(user: User | None, tokens_per_day: int | None, *, by: User | None) -> QuotaRule:
-    """Set the rule of `user`, or with None the rule for everybody; None tokens is no limit.
-
-    It counts at once, also for the day that runs. Raises BadRequest for a number out of range.
-    """
-    fits = tokens_per_day is None or (
-        isinstance(tokens_per_day, int)
-        and not isinstance(tokens_per_day, bool)
-        and 0 <= tokens_per_day <= MAX_TOKENS_PER_DAY
-    )
-    if not fits:
-        raise BadRequest(
-            f"tokens_per_day is {tokens_per_day!r}; a whole number from 0 to "
-            f"{MAX_TOKENS_PER_DAY:,}, or none for no limit, is allowed.",
-            param="tokens_per_day",
-        )
-    with transaction.atomic():
-        before = quota_default_limit() if user is None else quota_limit(user.pk)
-        rule, _ = QuotaRule.objects.update_or_create(
-            user=user,
-            is_default=user is None,
-            defaults={"tokens_per_day": tokens_per_day, "changed_by": by},
-        )
-        _rule_changed(by, "quota.set", user, before, tokens_per_day)
-    return rule
-
-
-def quota_rule_clear(user: User, *, by: User | None = None) -> None:
-    """Let the rule for everybody hold for `user` again."""
-    with transaction.atomic():
-        before = quota_limit(user.pk)
-        if QuotaRule.objects.filter(user=user).delete()[0]:
-            _rule_changed(by, "quota.clear", user, before, quota_default_limit())
-
-
-def _rule_changed(
-    by: User | None, action: str, user: User | None, before: int | None, after: int | None
-) -> None:
-    act_done(
-        by,
-        action,
-        user.username if user else "everybody",
-        before={"tokens_per_day": before},
-        after={"tokens_per_day": after},
-    )
-
-
-def quota_status(user: User | int) -> QuotaStatus:
-    user_id = user if isinstance(user, int) else user.pk
-    day = quota_day()
-    limit = quota_limit(user_id)
-    row = UsageDay.objects.filter(user_id=user_id, day=day).first()
-    used, reserved = (row.used_tokens, row.reserved_tokens) if row else (0, 0)
-    return QuotaStatus(
-        limit_tokens=limit,
-        used_tokens=used,
-        reserved_tokens=reserved,
-        left_tokens=None if limit is None else max(0, limit - used - reserved),
-        resets_at=quota_resets_at(day),
-    )
-
-
-# ---- reserve, settle, release
+# ---- reserve
 
 
 def quota_reserve(
@@ -180,67 +77,121 @@ def quota_reserve(
     prompt_tokens: int,
     completion_tokens: int,
     least_completion_tokens: int = LEAST_ANSWER_TOKENS,
+    key_id: int | None = None,
+    limits: Sequence[Limit] | None = None,
 ) -> Reservation:
-    """Hold the tokens of one generation in today's quota.
+    """Count one request and hold its tokens in the minute, day and month of user and key.
 
-    When prompt and whole answer do not fit, but the prompt and at least `least_completion_tokens`
-    of the answer do, all that is left is held and the answer must be cut to the returned
-    `completion_tokens`.
+    When prompt and whole answer do not fit into the day or month, but the prompt and at least
+    `least_completion_tokens` of the answer do, all that is left is held and the answer must be cut
+    to the returned `completion_tokens`. A minute cuts an answer only to what a whole minute allows.
+
+    Args:
+        limits: those of `limits_of`, if they were read already.
 
     Raises:
-        QuotaExceeded: not even that fits; `retry_after_s` reaches to the reset.
+        RateLimited: this minute is used up; `retry_after_s` reaches to the next.
+        QuotaExceeded: this day or month is; or no minute, day or month is large enough, and then
+            without `retry_after_s`.
     """
-    day = quota_day()
-    limit = quota_limit(user_id)
+    if limits is None:
+        limits = limits_of(user_id, key_id)
+    asked = _Asked(prompt_tokens, completion_tokens, least_completion_tokens)
     with transaction.atomic():
-        UsageDay.objects.bulk_create([UsageDay(user_id=user_id, day=day)], ignore_conflicts=True)
-        row = UsageDay.objects.filter(user_id=user_id, day=day)
-        if not _hold(row, prompt_tokens + completion_tokens, limit):
-            state = row.select_for_update().get()
-            left = limit - state.used_tokens - state.reserved_tokens
-            cut = min(left - prompt_tokens, completion_tokens)
-            if cut < least_completion_tokens:
-                raise _exceeded(limit, state, prompt_tokens + least_completion_tokens)
-            held = _hold(row, prompt_tokens + cut, limit)
-            assert held, "the row was locked, so what is left cannot have shrunk"
-            completion_tokens = cut
+        meters = _locked(user_id, key_id)
+        now = _now(meters)
+        minute, day = minute_of(now), quota_day(now)
+        for meter in meters:
+            meter.roll(minute, day)
+        for limit in limits:
+            meter = meters[-1] if limit.of_key else meters[0]
+            asked.check(limit, meter, now)
+        if asked.refusals:
+            raise _worst(asked.refusals)
+        tokens = prompt_tokens + asked.completion_tokens
+        for meter in meters:
+            meter.minute_requests += 1
+            _add(meter, "reserved", tokens, minute, day)
+            _write(meter)
         made = QuotaReservation.objects.create(
             user_id=user_id,
+            key_id=key_id,
+            minute=minute,
             day=day,
-            tokens=prompt_tokens + completion_tokens,
+            tokens=tokens,
             process_id=PROCESS_ID,
             alive_at=timezone.now(),
         )
     return Reservation(
         id=made.id,
         user_id=user_id,
+        key_id=key_id,
+        minute=minute,
         day=day,
         prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
+        completion_tokens=asked.completion_tokens,
     )
 
 
-def _hold(row, tokens: int, limit: int | None) -> bool:
-    """Add to the reserved tokens if the limit allows it: one statement, so no window."""
-    if limit is not None:
-        row = row.filter(used_tokens__lte=Value(limit - tokens) - F("reserved_tokens"))
-    return row.update(reserved_tokens=F("reserved_tokens") + tokens) == 1
+class _Asked:
+    """One request held against limit after limit; its answer shrinks to what they allow."""
+
+    def __init__(self, prompt_tokens: int, completion_tokens: int, least: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._wanted_tokens = prompt_tokens + completion_tokens
+        self._least_tokens = prompt_tokens + min(least, completion_tokens)
+        self.completion_tokens = completion_tokens
+        self.refusals: list[ApplianceError] = []
+
+    def check(self, limit: Limit, meter: Meter, now: datetime) -> None:
+        window = limit.kind.window
+        if limit.name == "requests_per_minute":
+            if meter.minute_requests >= limit.value:
+                used = f"{meter.minute_requests:,} began in this minute"
+                self._refuse(limit, meter, now, used, never=limit.value == 0)
+        elif window:
+            used = getattr(meter, f"{window}_used")
+            reserved = getattr(meter, f"{window}_reserved")
+            left = limit.value - used - reserved
+            needed = self._least_tokens
+            if window == "minute":
+                needed = max(needed, min(self._wanted_tokens, limit.value))
+            if needed > left:
+                held = f", {reserved:,} held by running answers" if reserved else ""
+                text = f"{used:,} used{held}, and this request needs at least {needed:,}"
+                self._refuse(limit, meter, now, text, never=needed > limit.value)
+            self.completion_tokens = min(self.completion_tokens, left - self._prompt_tokens)
+
+    def _refuse(self, limit: Limit, meter: Meter, now: datetime, used: str, *, never: bool) -> None:
+        if never:
+            text = (
+                f"The limit of {limit.words} allows no request like this one, at no time: {used}. "
+                "Shorten it, or ask an admin for a larger limit."
+            )
+            self.refusals.append(QuotaExceeded(text))
+            return
+        resets_at = window_resets_at(limit.kind.window, meter.minute, meter.day)
+        retry_after_s = max(1, math.ceil((resets_at - now).total_seconds()) + 1)
+        local = timezone.localtime(resets_at, timezone.get_default_timezone())
+        text = f"The limit of {limit.words} is reached: {used}. "
+        if limit.kind.window == "minute":
+            text += f"It starts anew at {local:%H:%M} ({local:%Z})."
+            subject = f"key:{meter.key_id}" if limit.of_key else f"user:{meter.user_id}"
+            refusal: ApplianceError = RateLimited(
+                text, retry_after_s=retry_after_s, max_wait_s=limit.wait_s, subject=subject
+            )
+        else:
+            text += f"It starts anew on {local:%d %b at %H:%M} ({local:%Z})."
+            refusal = QuotaExceeded(text, retry_after_s=retry_after_s)
+        self.refusals.append(refusal)
 
 
-def _exceeded(limit: int, state: UsageDay, needed: int) -> QuotaExceeded:
-    resets_at = quota_resets_at(state.day)
-    if needed > limit:
-        return QuotaExceeded(
-            f"This request needs at least {needed:,} tokens, more than your quota of {limit:,} "
-            "tokens a day. Shorten it, or ask an admin for a larger quota."
-        )
-    held = f", {state.reserved_tokens:,} held by running answers" if state.reserved_tokens else ""
-    return QuotaExceeded(
-        f"Your quota of {limit:,} tokens a day does not allow this request: "
-        f"{state.used_tokens:,} used{held}, and it needs at least {needed:,}. "
-        f"The quota starts anew on {resets_at:%d %b at %H:%M} ({resets_at:%Z}).",
-        retry_after_s=max(1, math.ceil((resets_at - timezone.now()).total_seconds()) + 1),
-    )
+def _worst(refusals: Sequence[ApplianceError]) -> ApplianceError:
+    """What keeps the request away longest: waiting for another would not help."""
+    return max(refusals, key=lambda each: (each.retry_after_s is None, each.retry_after_s or 0))
+
+
+# ---- settle, release
 
 
 def quota_settle(reservation: Reservation, usage: Usage) -> bool:
@@ -260,27 +211,84 @@ def quota_settle(reservation: Reservation, usage: Usage) -> bool:
         if not booked:
             return False
         _give_back(reservation.id)
-        UsageDay.objects.filter(user_id=reservation.user_id, day=reservation.day).update(
-            used_tokens=F("used_tokens") + usage.prompt_tokens + usage.completion_tokens
-        )
+        used = usage.prompt_tokens + usage.completion_tokens
+        for meter in _locked(reservation.user_id, reservation.key_id, make=False):
+            _add(meter, "used", used, reservation.minute, reservation.day)
+            _write(meter)
     return True
 
 
 def quota_release(reservation: Reservation) -> None:
     """Give everything back: the generation never began. Safe to repeat."""
     with transaction.atomic():
-        _give_back(reservation.id)
+        _give_back(reservation.id, began=False)
 
 
-def _give_back(reservation_id: uuid.UUID) -> int:
-    """Tokens given back; 0 when that happened before. Inside a transaction."""
+def _give_back(reservation_id: uuid.UUID, *, began: bool = True) -> bool:
+    """False when that happened before. Inside a transaction."""
     held = QuotaReservation.objects.select_for_update().filter(pk=reservation_id).first()
     if held is None or not QuotaReservation.objects.filter(pk=held.pk).delete()[0]:
-        return 0
-    UsageDay.objects.filter(user_id=held.user_id, day=held.day).update(
-        reserved_tokens=F("reserved_tokens") - held.tokens
-    )
-    return held.tokens
+        return False
+    for meter in _locked(held.user_id, held.key_id, make=False):
+        _add(meter, "reserved", -held.tokens, held.minute, held.day)
+        if not began and meter.minute == held.minute:
+            meter.minute_requests = max(0, meter.minute_requests - 1)
+        _write(meter)
+    return True
+
+
+# ---- meters, inside a transaction
+
+
+def _locked(user_id: int, key_id: int | None, *, make: bool = True) -> list[Meter]:
+    """The meter of the user, then that of the key, locked in an order that cannot deadlock."""
+    wanted = Q(user_id=user_id) | (Q(key_id=key_id) if key_id is not None else Q(pk=None))
+    rows = Meter.objects.select_for_update().filter(wanted).order_by("pk")
+    found = list(rows)
+    if make and len(found) < (1 if key_id is None else 2):
+        missing = [Meter(user_id=user_id)]
+        if key_id is not None:
+            missing.append(Meter(key_id=key_id))
+        Meter.objects.bulk_create(missing, ignore_conflicts=True)
+        found = list(rows.all())
+    return sorted(found, key=lambda meter: meter.key_id is not None)
+
+
+def _now(meters: Sequence[Meter]) -> datetime:
+    """Never before the newest minute that was counted: a passed minute does not open again."""
+    now = timezone.now()
+    newest = max((meter.minute for meter in meters if meter.minute), default=now)
+    return newest if now < newest < now + _CLOCK_SLACK else now
+
+
+def _add(meter: Meter, what: str, tokens: int, minute: datetime, day: date) -> None:
+    """Add to the windows that still are those of `minute` and `day`; the others are over."""
+    same = {
+        "minute": meter.minute == minute,
+        "day": meter.day == day,
+        "month": meter.month == day.replace(day=1),
+    }
+    for window, is_same in same.items():
+        if is_same:
+            name = f"{window}_{what}"
+            setattr(meter, name, max(0, getattr(meter, name) + tokens))
+
+
+_COUNTERS = tuple(
+    field.name
+    for field in Meter._meta.concrete_fields
+    if field.name not in ("id", "user", "key", "version")
+)
+
+
+def _write(meter: Meter) -> None:
+    values = {name: getattr(meter, name) for name in _COUNTERS}
+    row = Meter.objects.filter(pk=meter.pk, version=meter.version)
+    written = row.update(version=F("version") + 1, **values)
+    if written != 1:
+        # Cannot be under a lock; a booking is tried again.
+        raise OperationalError("a meter was written under its lock")
+    meter.version += 1
 
 
 # ---- reservations of processes that died
@@ -303,5 +311,5 @@ def quota_heal(*, all_others: bool = False) -> int:
     healed = 0
     for reservation_id in dead.values_list("pk", flat=True):
         with transaction.atomic():
-            healed += bool(_give_back(reservation_id))
+            healed += _give_back(reservation_id)
     return healed

@@ -61,6 +61,9 @@ class Backend(Protocol):
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """End one request, whoever owns it; False if it is not known. Idempotent."""
 
+    def live_labels(self) -> Sequence[Mapping[str, str]]:
+        """Labels (`user_id`, `key_id`, …) of every request that was queued and has not ended."""
+
     def state(self) -> Mapping[str, Any]:
         """JSON-able picture for `/api/engine` and the console: see serving/README.md."""
 

@@ -16,7 +16,7 @@ from django.conf import settings
 
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, ModelNotFound
 from appliance.serving.engine_state import engine_state, fields_of
-from appliance.serving.engine_stream import EngineStream
+from appliance.serving.engine_stream import EngineStream, labels_of
 from appliance.serving.engine_words import (
     LOADING_RETRY_S,
     EnginePrepared,
@@ -178,12 +178,7 @@ class EngineBackend:
                 # Never from the body: a caller must not reach another user's cached prefixes.
                 cache_scope=owner,
                 request_class=RequestClass(request.generation_class),
-                labels={
-                    "username": caller.username,
-                    "user_id": str(caller.user_id),
-                    "source": caller.source,
-                    "key_prefix": caller.key_prefix or "",
-                },
+                labels=labels_of(caller),
                 queue_deadline_s=time.monotonic() + QUEUE_TIMEOUT_S,
             )
         except engine_errors.InferenceError as exc:
@@ -205,6 +200,10 @@ class EngineBackend:
         if engine is None:
             return False
         return engine.abort(request_id, detail=None if reason == "abort" else reason)
+
+    def live_labels(self) -> Sequence[Mapping[str, str]]:
+        engine = self._supervisor.engine
+        return [] if engine is None else engine.live_labels()
 
     def state(self) -> Mapping[str, Any]:
         model, swap = self.model, self._supervisor.swap

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
-from appliance.serving.types import Finished, GenerationEvent
+from appliance.serving.types import Caller, Finished, GenerationEvent
 
 # How long a closing stream waits for the reader that holds it.
 _READER_WAIT_S = 10.0
@@ -22,6 +22,17 @@ class SourceStream(Protocol):
     def num_completion_tokens(self) -> int: ...
     async def __anext__(self) -> Any: ...
     async def aclose(self) -> None: ...
+
+
+def labels_of(caller: Caller) -> Mapping[str, str]:
+    """What the engine keeps with a request, and shows without reading it."""
+    return {
+        "username": caller.username,
+        "user_id": str(caller.user_id),
+        "source": caller.source,
+        "key_prefix": caller.key_prefix or "",
+        "key_id": "" if caller.key_id is None else str(caller.key_id),
+    }
 
 
 class EngineStream:

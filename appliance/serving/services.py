@@ -11,9 +11,11 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from appliance.errors import ContextLengthExceeded
+from appliance.quotas.rules import Limit, limits_of
 from appliance.quotas.services import (
     LEAST_ANSWER_TOKENS,
     Reservation,
@@ -27,6 +29,7 @@ from appliance.serving.booking import book, in_db_thread, keep
 from appliance.serving.gateway import get_admitting_backend
 from appliance.serving.live_settings import engine_tune as engine_tune
 from appliance.serving.metrics import generation_observe
+from appliance.serving.turns import Told, in_turn, turn_check, turns_changed
 from appliance.serving.types import (
     Delta,
     Finished,
@@ -41,18 +44,20 @@ logger = logging.getLogger(__name__)
 _BOOKING_WAIT_S = 5.0
 
 
-async def generation_open(request: GenerationRequest) -> "Generation":
+async def generation_open(request: GenerationRequest, *, told: Told | None = None) -> "Generation":
     """Check, reserve and queue one generation.
 
     The answer's limit may come out lower than asked for when the caller's quota leaves less; see
-    `quota_reserve`. The caller iterates the result and calls `aclose()` in a `finally`.
+    `quota_reserve`. Where a limit's rule says so, it waits here for its turn, and `told` gets the
+    place in line. The caller iterates the result and calls `aclose()` in a `finally`.
 
     Raises:
         BadRequest and its kinds, ModelNotFound: the request cannot be served as it is.
-        QuotaExceeded: not enough of today's tokens is left.
+        QuotaExceeded: not enough tokens of the day or month are left.
+        RateLimited: the limit of a minute, or of requests at a time, is reached.
         QueueIsFull, EngineUnavailable: try again later.
     """
-    opening = _Opening(request)
+    opening = _Opening(request, told)
     # A caller who leaves must not cut a reservation off from the code that gives it back.
     task = asyncio.ensure_future(opening.run())
     try:
@@ -68,8 +73,9 @@ class _NotWantedError(Exception):
 
 
 class _Opening:
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, told: Told | None) -> None:
         self.request = request
+        self.told = told
         self.is_wanted = True
 
     async def run(self) -> "Generation":
@@ -77,19 +83,38 @@ class _Opening:
         backend = get_admitting_backend()
         prepared = await backend.prepare(request)
         self._check_wanted()
+        return await in_turn(
+            request.caller,
+            lambda: self._admit(backend, prepared),
+            still_wanted=self._check_wanted,
+            told=self.told,
+        )
+
+    async def _admit(self, backend: Backend, prepared: Prepared) -> "Generation":
+        """Hold the tokens and queue it, or raise which limit is in the way."""
+        request, caller = self.request, self.request.caller
+        limits = await in_db_thread(limits_of, caller.user_id, caller.key_id)
+        least_tokens = max(LEAST_ANSWER_TOKENS, request.options.min_tokens or 0)
+        completion_tokens = _within_context(prepared, limits, least_tokens)
+        # Asked twice: here so that those in line do not write to the database in vain.
+        turn_check(caller, limits, get_admitting_backend())
         reservation = await in_db_thread(
             quota_reserve,
-            request.caller.user_id,
+            caller.user_id,
+            key_id=caller.key_id,
             prompt_tokens=prepared.prompt_tokens,
-            completion_tokens=prepared.max_completion_tokens,
-            least_completion_tokens=max(LEAST_ANSWER_TOKENS, request.options.min_tokens or 0),
+            completion_tokens=completion_tokens,
+            least_completion_tokens=least_tokens,
+            limits=limits,
         )
         try:
             self._check_wanted()
             if reservation.completion_tokens < prepared.max_completion_tokens:
                 prepared = await _prepare_cut(backend, request, reservation.completion_tokens)
             # Asked again: the server may have begun to stop meanwhile.
-            stream = await get_admitting_backend().generate(prepared)
+            admitting = get_admitting_backend()
+            turn_check(caller, limits, admitting)
+            stream = await admitting.generate(prepared)
         except BaseException:
             book(quota_release, reservation)
             raise
@@ -98,6 +123,23 @@ class _Opening:
     def _check_wanted(self) -> None:
         if not self.is_wanted:
             raise _NotWantedError
+
+
+def _within_context(prepared: Prepared, limits: Sequence[Limit], least_tokens: int) -> int:
+    """The most tokens of the answer that rules on the length of a request allow."""
+    most = prepared.max_completion_tokens
+    for limit in limits:
+        if limit.name != "context_tokens":
+            continue
+        room = limit.value - prepared.prompt_tokens
+        if room < min(least_tokens, most):
+            raise ContextLengthExceeded(
+                f"The prompt has {prepared.prompt_tokens:,} tokens; the limit is {limit.words}, "
+                "the answer included. Shorten the conversation or start a new one.",
+                param="messages",
+            )
+        most = min(most, room)
+    return most
 
 
 async def _prepare_cut(backend: Backend, request: GenerationRequest, max_tokens: int) -> Prepared:
@@ -167,6 +209,14 @@ class Generation:
         """`aclose()` for places that cannot wait."""
         self._meter.end_soon()
 
+    def withdraw(self) -> None:
+        """`close_soon()` for one whose request was refused as a whole.
+
+        It leaves a row in the ledger only if the engine wrote something of it meanwhile.
+        """
+        self._meter.is_withdrawn = True
+        self._meter.end_soon()
+
 
 def _end_from_any_thread(loop: asyncio.AbstractEventLoop, meter: "_Meter") -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the server
@@ -197,6 +247,7 @@ class _Meter:
         model: str,
     ) -> None:
         self.stream = stream
+        self.is_withdrawn = False
         self._request = request
         self._reservation = reservation
         self._model = model
@@ -226,9 +277,15 @@ class _Meter:
         try:
             await self.stream.aclose()
         finally:
-            usage = self._usage()
-            _observe(usage)
-            await asyncio.shield(book(quota_settle, self._reservation, usage))
+            turns_changed()
+            await asyncio.shield(self._book())
+
+    def _book(self) -> "asyncio.Future[None]":
+        if self.is_withdrawn and not self._has_begun():
+            return book(quota_release, self._reservation)
+        usage = self._usage()
+        _observe(usage)
+        return book(quota_settle, self._reservation, usage)
 
     def _usage(self) -> Usage:
         caller = self._request.caller

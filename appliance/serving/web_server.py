@@ -5,6 +5,7 @@ codes that sockets understand, and an orderly end. Runs on the main thread's eve
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterable
+from http import HTTPStatus
 from typing import Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -23,6 +24,7 @@ REQUEST_DEADLINE_S = 120.0
 _LINGER_BYTES = 64 * 1024 * 1024
 _LINGER_S = 5.0
 SERVICE_RESTART = 1012
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class PromptTransport(tcp.Server):
@@ -54,6 +56,10 @@ class BoundedRequest(WebRequest):
         self._num_body_bytes = 0
         self._is_refused = False
         self._timer = reactor.callLater(REQUEST_DEADLINE_S, self._too_slow)
+
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:
+        # Twisted has no words for the newer ones: 422, 429.
+        super().setResponseCode(code, message or _PHRASES.get(code))
 
     def gotLength(self, length: int | None) -> None:
         super().gotLength(length)

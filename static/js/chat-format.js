@@ -32,8 +32,8 @@ export function speedLine({ ttft_s: ttft, duration_s: duration, completion_token
   return parts.join(' · ');
 }
 
-export function quotaLine({ limit_tokens: limit, used_tokens: used, left_tokens: left, resets_at: resets }) {
-  const at = `resets at ${clock(resets)}`;
+export function quotaLine({ window: over, limit_tokens: limit, used_tokens: used, left_tokens: left, resets_at: resets }) {
+  const at = over === 'month' ? `resets on ${new Date(resets).toLocaleDateString('en', { day: 'numeric', month: 'short' })}` : `resets at ${clock(resets)}`;
   if (limit === null) return [`${group(used)} tokens used today, no limit`, at];
-  return [`${group(left)} of ${group(limit)} tokens left today`, at];
+  return [`${group(left)} of ${group(limit)} tokens left ${over === 'month' ? 'this month' : 'today'}`, at];
 }

@@ -110,7 +110,7 @@ const handlers = {
     if (!isOurs(id)) return;
     reading = true;
     const head = [ahead ? `${group(ahead)} ahead of you` : 'Next', ...(wait ? [`about ${span(wait)}`] : [])].join(' · ');
-    turns.showWaiting({ mark: ahead ? 'queue' : 'next', head, text: 'All slots are busy. Your message keeps its place if you switch chats.', cancel: stop });
+    turns.showWaiting({ mark: ahead ? 'queue' : 'next', head, text: 'Your message has its place in line, and keeps it if you switch chats.', cancel: stop });
     say(head, true);
   },
   'generation.reading'({ conversation_id: id, done_tokens: done, prompt_tokens: all }) {
@@ -187,7 +187,7 @@ function showRefusal({ code, message, hint }, failed) {
   const fresh = { label: 'New chat with this message', primary: true, act: () => { const { text } = composer; composer.text = ''; leave(); composer.text = text; composer.focus(); } };
   const parts = {
     context_length_exceeded: { kind: 'warn', icon: 'warn', head: 'This is too long for the model.', actions: conversationId && failed.text !== null ? [fresh] : [] },
-    insufficient_quota: { kind: 'warn', icon: 'clock', head: 'Your tokens for today do not suffice.' },
+    insufficient_quota: { kind: 'warn', icon: 'clock', head: 'Your tokens do not suffice.' },
     queue_full: { kind: 'warn', icon: 'clock', head: 'Too many people are waiting.', actions: [retry] },
     engine_unavailable: { kind: 'danger', icon: 'error', head: 'The model is not ready.', actions: [retry] },
     rate_limit_exceeded: { kind: 'warn', icon: 'clock', head: 'That was too fast.', actions: [retry] },
@@ -333,7 +333,7 @@ addEventListener('keydown', (event) => {
 
 const quota = byId('quota').dataset;
 const orNull = (text) => (text === '' ? null : Number(text));
-showQuota({ limit_tokens: orNull(quota.limit), used_tokens: Number(quota.used), left_tokens: orNull(quota.left), resets_at: quota.resets });
+showQuota({ window: quota.window, limit_tokens: orNull(quota.limit), used_tokens: Number(quota.used), left_tokens: orNull(quota.left), resets_at: quota.resets });
 showContext(Number(data.contextUsed));
 showModel({ model: data.modelReady === 'true' });
 showState();

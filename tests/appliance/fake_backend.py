@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailable
+from appliance.serving.engine_stream import labels_of
 from appliance.serving.types import (
     Delta,
     Finished,
@@ -192,6 +193,9 @@ class FakeBackend:
             return False
         stream.aborted_because = reason
         return True
+
+    def live_labels(self) -> Sequence[Mapping[str, str]]:
+        return [labels_of(stream.request.caller) for stream in self.running.values()]
 
     def state(self) -> Mapping[str, Any]:
         return {

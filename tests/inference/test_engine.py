@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -237,6 +239,8 @@ def test_beyond_the_queue_cap_requests_are_refused_at_once_with_a_time():
             refusals.append(refusal)
     assert (len(streams), len(refusals)) == (20, 280)
     assert all(1.0 <= refusal.retry_after_s <= 60.0 for refusal in refusals)
+    said = [int(re.search(r"in (\d+) second", str(refusal))[1]) for refusal in refusals]
+    assert said == [refusal.retry_after_s for refusal in refusals]
     step_out(engine)
     assert all(len(collect(stream).token_ids) == 3 for stream in streams)
     engine.add_request(make_request(4, 3))
@@ -250,6 +254,18 @@ def test_the_queue_is_bounded_by_tokens_too():
         engine.add_request(make_request(60, 1))
     step_out(engine)
     engine.add_request(make_request(200, 1))
+
+
+def test_the_labels_are_those_of_what_has_not_ended(engine):
+    names = ("waits", "runs", "ends")
+    for name in names:
+        engine.add_request(replace(make_request(4, 8, request_id=name), labels={"name": name}))
+    assert [labels["name"] for labels in engine.live_labels()] == list(names)
+    engine.step()
+    engine.abort("ends")
+    assert len(engine.live_labels()) == 3
+    engine.step()
+    assert [labels["name"] for labels in engine.live_labels()] == ["waits", "runs"]
 
 
 def test_an_id_that_is_under_way_is_refused(engine):

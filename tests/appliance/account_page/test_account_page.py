@@ -12,8 +12,10 @@ from appliance.accounts.models import User
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_authenticate, api_key_issue
 from appliance.errors import NotAuthenticated
+from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.services import quota_day, quota_reserve, quota_rule_set
+from appliance.quotas.services import quota_reserve
+from tests.appliance.limits import tokens_a_day
 
 pytestmark = pytest.mark.django_db
 
@@ -103,7 +105,7 @@ def test_c14_a_key_name_with_markup_is_shown_as_text(bobs: Client, bob: User) ->
 
 
 def test_usage_and_what_is_left_are_shown(bobs: Client, bob: User, alice: User) -> None:
-    quota_rule_set(bob, 100_000, by=alice)
+    tokens_a_day(bob, 100_000)
     quota_reserve(bob.pk, prompt_tokens=800, completion_tokens=400)
     page = bobs.get("/account/").content.decode()
     assert "of 100,000" in page
@@ -111,7 +113,7 @@ def test_usage_and_what_is_left_are_shown(bobs: Client, bob: User, alice: User) 
 
 
 def test_no_limit_is_called_no_limit(bobs: Client, bob: User, alice: User) -> None:
-    quota_rule_set(bob, None, by=alice)
+    tokens_a_day(bob, None)
     page = bobs.get("/account/").content.decode()
     assert "no limit" in page
     assert "<meter" not in page

@@ -20,11 +20,13 @@ from appliance.errors import (
     QueueIsFull,
     RateLimited,
 )
-from appliance.quotas.services import quota_rule_set, quota_status
+from appliance.quotas.models import UsageRecord
+from appliance.quotas.selectors import quota_status
 from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.api.checks import CHAT, GOOD, check_error
 from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.limits import tokens_a_day
 from tests.e2e.server import free_port
 
 # ---- the key
@@ -151,7 +153,7 @@ async def test_a_prompt_that_is_too_long_says_what_is_allowed(
 async def test_b10_c09_a_used_up_quota_is_429_until_its_reset(
     caller: Caller, bob: User, backend: FakeBackend
 ) -> None:
-    await in_db_thread(quota_rule_set, bob, 60, by=None)
+    await in_db_thread(tokens_a_day, bob, 60)
     backend.hold(after=0)
     answers = [await caller.chat(max_tokens=50, stream=True) for _ in range(2)]
     refused = next(answer for answer in answers if answer.status != 200)
@@ -167,7 +169,7 @@ async def test_c09_of_many_requests_at_once_no_more_are_admitted_than_the_quota_
     caller: Caller, bob: User, backend: FakeBackend
 ) -> None:
     backend.hold(after=0)
-    await in_db_thread(quota_rule_set, bob, 100, by=None)
+    await in_db_thread(tokens_a_day, bob, 100)
     answers = await asyncio.gather(
         *[caller.chat(max_tokens=90, stream=True) for _ in range(12)],
         *[caller.chat("word " * 20, max_tokens=90, stream=True) for _ in range(12)],
@@ -211,9 +213,12 @@ async def test_c06_no_log_line_holds_a_secret(
 async def test_a_quota_that_ends_within_n_choices_admits_none_and_gives_all_back(
     caller: Caller, bob: User, backend: FakeBackend
 ) -> None:
-    await in_db_thread(quota_rule_set, bob, 100, by=None)
+    await in_db_thread(tokens_a_day, bob, 100)
     await check_error(await caller.chat(n=3, max_tokens=40), 429, "insufficient_quota")
     assert backend.running == {}
+    assert await bookings_wait(DEADLINE_S) == 0
+    # Nobody was given anything, so the ledger has nothing either.
+    assert not await in_db_thread(UsageRecord.objects.exists)
     assert (await caller.chat(max_tokens=40)).status == 200
 
 

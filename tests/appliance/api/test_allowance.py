@@ -1,20 +1,26 @@
 """What is left of the quota, in headers; and /v1/tokenize, which costs nothing of it."""
 
+import asyncio
 from typing import Any
 
+import orjson
 import pytest
+from django.utils import timezone
 
 from appliance.accounts.models import User
-from appliance.quotas.services import quota_rule_set, quota_status
+from appliance.quotas.rules import limit_rule_save
+from appliance.quotas.selectors import quota_status
+from appliance.serving import turns
 from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.limits import only_limit, tokens_a_day
 
 
 async def test_b10_headers_tell_what_is_left_and_agree_with_the_refusal(
     caller: Caller, bob: User
 ) -> None:
-    await in_db_thread(quota_rule_set, bob, 100, by=None)
+    await in_db_thread(tokens_a_day, bob, 100)
     first = await caller.chat(max_tokens=5)
     await first.json()
     assert await bookings_wait(DEADLINE_S) == 0
@@ -27,8 +33,67 @@ async def test_b10_headers_tell_what_is_left_and_agree_with_the_refusal(
     assert 0 < int(second.headers["x-ratelimit-reset-tokens"].removesuffix("s")) <= 25 * 3600
 
 
+async def test_b10_requests_a_minute_are_told_refused_and_named(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = timezone.now().replace(second=20, microsecond=0)
+    monkeypatch.setattr(timezone, "now", lambda: now)
+    await in_db_thread(only_limit, "requests_per_minute", 2)
+    answers = [await (await caller.chat(max_tokens=5)).ended() for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    told = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers]
+    assert told == ["1", "0", "0"]
+    for answer in answers:
+        assert answer.headers["x-ratelimit-limit-requests"] == "2"
+        assert answer.headers["x-ratelimit-reset-requests"] == "40s"
+        assert "x-ratelimit-limit-tokens" not in answer.headers
+    assert 40 <= int(answers[2].headers["retry-after"]) <= 42
+    assert "x-should-retry" not in answers[2].headers
+    error = orjson.loads(answers[2].body)["error"]
+    assert error["code"] == "rate_limit_exceeded"
+    assert "2 requests a minute (rule for everybody)" in error["message"]
+
+
+async def test_b10_too_many_at_a_time_are_told_when_to_come_back(
+    caller: Caller, backend: FakeBackend
+) -> None:
+    await in_db_thread(only_limit, "concurrent_requests", 1)
+    backend.hold(after=0)
+    first = await caller.chat(stream=True)
+    second = await caller.chat()
+    assert (first.status, second.status) == (200, 429)
+    assert int(second.headers["retry-after"]) >= 1
+    assert (await second.json())["error"]["code"] == "rate_limit_exceeded"
+    backend.release()
+    await first.ended()
+
+
+async def test_where_the_rule_waits_the_answer_begins_later(
+    caller: Caller, backend: FakeBackend
+) -> None:
+    await in_db_thread(only_limit, "concurrent_requests", 1, wait_s=60)
+    backend.hold(after=0)
+    first = await caller.chat(stream=True)
+    second = asyncio.create_task(caller.chat(stream=True))
+    while not turns._lines:
+        await asyncio.sleep(0)
+    backend.release()
+    await first.ended()
+    answer = await asyncio.wait_for(second, DEADLINE_S)
+    assert answer.status == 200
+    assert (await answer.events())[-1] == "[DONE]"
+
+
+async def test_of_several_limits_on_tokens_the_tightest_is_told(caller: Caller) -> None:
+    await in_db_thread(only_limit, "tokens_per_day", 1000)
+    await in_db_thread(lambda: limit_rule_save("tokens_per_month", 900, by=None))
+    answer = await caller.chat(max_tokens=5)
+    await answer.json()
+    assert answer.headers["x-ratelimit-limit-tokens"] == "900"
+
+
 async def test_without_a_limit_there_are_no_such_headers(caller: Caller, bob: User) -> None:
-    await in_db_thread(quota_rule_set, bob, None, by=None)
+    await in_db_thread(tokens_a_day, bob, None)
     answer = await caller.chat()
     await answer.json()
     assert not [name for name in answer.headers if name.startswith("x-ratelimit")]

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from appliance.env import EnvError, env_origins
-from appliance.quotas.services import quota_rule_set
 from appliance.serving.booking import in_db_thread
 from tests.appliance.api.asgi_caller import Answer, Caller
 from tests.appliance.api.checks import CHAT, GOOD
+from tests.appliance.limits import tokens_a_day
 
 PAGE = "https://tools.example"
 ASK = {
@@ -69,7 +69,7 @@ async def test_b09_answers_and_errors_carry_the_headers_too(
     answers.append(await stranger.post(CHAT, GOOD, headers=from_page))
     answers.append(await caller.post("/v1/nope", {}, headers=from_page))
     answers.append(await caller.post(CHAT, {**GOOD, "stream": True}, headers=from_page))
-    await in_db_thread(lambda: quota_rule_set(bob, 0, by=None))
+    await in_db_thread(lambda: tokens_a_day(bob, 0))
     answers.append(await caller.post(CHAT, GOOD, headers=from_page))
     for answer in answers:
         await answer.ended()

@@ -8,10 +8,10 @@ import pytest
 
 from appliance.api import sse
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.services import quota_rule_set
 from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.limits import tokens_a_day
 
 MESSAGES = "/v1/messages"
 USER: dict[str, Any] = {"role": "user", "content": "Hello there"}
@@ -182,7 +182,7 @@ async def test_every_dialect_is_paid_from_the_same_quota(
     assert await bookings_wait(DEADLINE_S) == 0
     record = await in_db_thread(UsageRecord.objects.get)
     assert (record.username, record.completion_tokens, record.end) == ("bob", 5, "stop")
-    await in_db_thread(lambda: quota_rule_set(bob, 20, by=None))
+    await in_db_thread(lambda: tokens_a_day(bob, 20))
     refused = await (await caller.post(path, body)).ended()
     assert refused.status == 429
     assert int(refused.headers["retry-after"]) >= 1

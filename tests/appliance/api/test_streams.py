@@ -11,7 +11,7 @@ from appliance.api import reply, sse
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_revoke
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.services import quota_status
+from appliance.quotas.selectors import quota_status
 from appliance.serving.booking import bookings_wait, in_db_thread
 from appliance.serving.types import Delta, Finished, GenerationEvent
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller

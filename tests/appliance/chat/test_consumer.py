@@ -10,10 +10,10 @@ from appliance.chat import services
 from appliance.chat.generations import generations
 from appliance.chat.models import Conversation, Message, MessageState
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.services import quota_rule_set
 from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_close, gateway_remove, gateway_stopping
 from tests.appliance.chat.browser import WAIT_S, holds, sign_in, socket_for
+from tests.appliance.limits import tokens_a_day
 
 ANSWER = "Paris is the capital."
 
@@ -172,7 +172,7 @@ async def test_an_engine_that_is_not_there_is_told_and_nothing_is_kept(tabs, bac
 
 
 async def test_a_spent_quota_is_told_with_the_time_of_its_reset(tabs, backend, bob):
-    await sync_to_async(quota_rule_set)(bob, 10, by=None)
+    await sync_to_async(tokens_a_day)(bob, 10)
     tab = await tabs.open(bob)
     await tab.ask("Hello")
     error = await tab.until("generation.error")

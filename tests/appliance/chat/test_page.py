@@ -8,8 +8,8 @@ import pytest
 
 from appliance.chat import services
 from appliance.chat.models import Conversation, MessageState, Role
-from appliance.quotas.services import quota_rule_set
 from tests.appliance.chat.browser import sign_in
+from tests.appliance.limits import tokens_a_day
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "</title><img src=x onerror=alert(1)><script>alert(1)</script>"
@@ -88,7 +88,7 @@ def test_without_a_model_the_page_still_shows_the_chats(bob, backend, page):
 
 
 def test_the_state_tells_model_and_quota(bob, backend):
-    quota_rule_set(bob, 1000, by=None)
+    tokens_a_day(bob, 1000)
     state = sign_in(bob).get("/chat/state/").json()
     assert (state["model"], state["context_tokens"]) == ("scripted", 1000)
     assert state["quota"]["left_tokens"] == 1000

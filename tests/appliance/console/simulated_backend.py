@@ -325,6 +325,9 @@ class SimulatedBackend:
     def _used_blocks(self) -> int:
         return sum(len(r.blocks) for r in self._running) + len(self._prefix)
 
+    def live_labels(self) -> list[dict[str, str]]:
+        return [r.labels for r in (*self._running, *self._waiting)]
+
     def _info(self, r: SimRequest) -> dict[str, Any]:
         return {
             "request_id": r.request_id,

@@ -16,8 +16,8 @@ from appliance.api_keys.services import (
 from appliance.console.audit import audit_words
 from appliance.console.models import AuditRecord
 from appliance.errors import BadRequest, Conflict, NotAuthenticated
+from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.services import quota_day
 from tests.appliance.base import make_alice, make_bob
 
 pytestmark = pytest.mark.django_db

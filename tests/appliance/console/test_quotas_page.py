@@ -1,20 +1,21 @@
-"""The quotas page: rules for everybody and for one, what is used and left, and the record of it."""
+"""The quotas page: rules are made, changed and deleted; who is at a limit; what each has left."""
 
 import pytest
+from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.test import Client
 
 from appliance.accounts.models import User
-from appliance.console.audit import audit_words
+from appliance.api_keys.services import api_key_issue
 from appliance.console.models import AuditRecord
 from appliance.console.number_field import CountField
-from appliance.quotas.services import (
-    DEFAULT_TOKENS_PER_DAY,
-    quota_default_limit,
-    quota_limit,
-    quota_reserve,
-)
+from appliance.quotas.models import LimitRule
+from appliance.quotas.services import quota_reserve
+from appliance.serving.gateway import gateway_install, gateway_remove
+from appliance.serving.types import Caller, GenerationRequest
 from tests.appliance.base import make_alice, make_bob
+from tests.appliance.fake_backend import FakeBackend, FakeStream
+from tests.appliance.limits import only_limit, tokens_a_day
 
 pytestmark = pytest.mark.django_db
 
@@ -23,6 +24,7 @@ PAGE = "/console/quotas/"
 
 @pytest.fixture
 def alice(db: None) -> User:
+    LimitRule.objects.all().delete()
     return make_alice()
 
 
@@ -38,8 +40,9 @@ def admin(alice: User) -> Client:
     return client
 
 
-def put(admin: Client, whose: object, act: str, tokens: str = "") -> str:
-    answer = admin.post(f"{PAGE}{whose}/", {"act": act, "tokens": tokens}, follow=True)
+def put(admin: Client, who: str, limit: str, value: str, wait_s: str = "") -> str:
+    fields = {"who": who, "limit": limit, "value": value, "wait_s": wait_s}
+    answer = admin.post(PAGE, fields, follow=True)
     assert answer.status_code == 200
     return answer.content.decode()
 
@@ -48,70 +51,127 @@ def row_of(html: str, name: str) -> str:
     return next(row for row in html.split("<tr>") if f"<strong>{name}</strong>" in row)
 
 
-def test_the_rule_for_everybody_holds_for_whoever_has_no_own(admin: Client, bob: User) -> None:
-    assert quota_default_limit() == DEFAULT_TOKENS_PER_DAY
-    put(admin, "everybody", "set", "2,000,000")
-    assert quota_limit(bob.pk) == 2_000_000
-    html = put(admin, bob.pk, "set", "100k")
-    assert quota_limit(bob.pk) == 100_000
-    assert "own</span> 100,000" in row_of(html, "bob")
-    assert "everybody</span> 2,000,000" in row_of(html, "alice")
-    html = put(admin, bob.pk, "clear")
-    assert quota_limit(bob.pk) == 2_000_000
-    assert "everybody</span> 2,000,000" in row_of(html, "bob")
+def members_row(admin: Client, name: str) -> str:
+    return row_of(admin.get(PAGE).content.decode().split("members-title")[-1], name)
 
 
-def test_no_limit_for_one_and_for_all(admin: Client, bob: User) -> None:
-    # What was typed does not count when the other button is pressed.
-    assert "own</span> no limit" in row_of(put(admin, bob.pk, "none", "rubbish"), "bob")
-    assert quota_limit(bob.pk) is None
-    put(admin, "everybody", "none")
-    assert quota_default_limit() is None
+def test_a_rule_is_made_for_every_kind_of_subject_and_changed(admin: Client, bob: User) -> None:
+    group = Group.objects.create(name="night shift")
+    key, _ = api_key_issue(bob, "report")
+    html = put(admin, "all", "tokens_per_day", "2M")
+    assert "2,000,000 tokens a day" in row_of(html, "everybody")
+    html = put(admin, f"group:{group.pk}", "requests_per_minute", "20", "30")
+    row = row_of(html, "the group “night shift”")
+    assert "20 requests a minute" in row
+    assert "waits up to 30 s, then refused" in row
+    html = put(admin, f"user:{bob.pk}", "concurrent_requests", "1")
+    assert "1 request at a time" in row_of(html, "bob")
+    assert "refused at once" in row_of(html, "bob")
+    html = put(admin, f"key:{key.pk}", "slot_share", "25")
+    assert "25 % of the slots" in html
+    put(admin, "all", "tokens_per_day", "1M")
+    assert LimitRule.objects.get(limit="tokens_per_day").value == 1_000_000
+    assert LimitRule.objects.count() == 4
 
 
-def test_nothing_at_all_is_a_limit_too(admin: Client, bob: User) -> None:
-    put(admin, bob.pk, "set", "0")
-    assert quota_limit(bob.pk) == 0
-    assert "none</span>" in row_of(admin.get(PAGE).content.decode(), "bob")
+def test_the_form_is_filled_with_the_rule_that_is_changed(admin: Client, bob: User) -> None:
+    only_limit("requests_per_minute", 1234, user=bob, wait_s=45)
+    rule = LimitRule.objects.get()
+    html = admin.get(f"{PAGE}?edit={rule.pk}").content.decode()
+    assert 'value="1,234"' in html
+    assert 'value="45"' in html
+    assert f'<option value="user:{bob.pk}" selected' in html
+    assert "Save rule" in html
+    for odd in ("999999", "x", "-1", "9" * 30, ""):
+        assert "Add rule" in admin.get(PAGE, {"edit": odd}).content.decode()
 
 
-def test_used_held_and_left_are_those_of_today(admin: Client, bob: User) -> None:
-    put(admin, bob.pk, "set", "1,000")
+def test_a_rule_is_deleted_once(admin: Client, bob: User) -> None:
+    tokens_a_day(bob, 100)
+    url = f"{PAGE}{LimitRule.objects.get().pk}/delete/"
+    assert "Rule for bob deleted" in admin.post(url, follow=True).content.decode()
+    assert not LimitRule.objects.exists()
+    assert "somebody deleted it" in admin.post(url, follow=True).content.decode()
+    # Made, and deleted once.
+    assert AuditRecord.objects.count() == 2
+
+
+def test_used_held_and_left_are_those_of_now(admin: Client, bob: User) -> None:
+    tokens_a_day(bob, 1000)
     quota_reserve(bob.pk, prompt_tokens=200, completion_tokens=100)
-    row = row_of(admin.get(PAGE).content.decode(), "bob")
+    row = members_row(admin, "bob")
     assert "+ 300 held" in row
-    assert ">700<" in row
+    assert "700 " in row
+    assert "of 1,000 tokens a day (rule for bob)" in row
+    assert "no limit" in members_row(admin, "alice")
 
 
-@pytest.mark.parametrize("text", ["", "many", "-5", "1.5", "10,000,000,000,000,000"])
-def test_a_refusal_stands_in_the_members_row(admin: Client, bob: User, text: str) -> None:
-    answer = admin.post(f"{PAGE}{bob.pk}/", {"act": "set", "tokens": text})
+def test_who_is_at_a_limit_now_is_named_with_it(admin: Client, alice: User, bob: User) -> None:
+    assert "Nobody is at a limit now" in admin.get(PAGE).content.decode()
+    only_limit("tokens_per_day", 0, user=bob)
+    html = admin.get(PAGE).content.decode()
+    assert "At their limit now" in html
+    assert "0 tokens a day (rule for bob), until" in row_of(html, "bob")
+
+    backend = FakeBackend()
+    caller = Caller(user_id=alice.pk, username="alice", source="chat")
+    request = GenerationRequest(caller=caller, prompt="x")
+    backend.running["r-1"] = FakeStream(backend, request, "r-1", 1, 1)
+    gateway_install(backend)
+    try:
+        only_limit("concurrent_requests", 1)
+        html = admin.get(PAGE).content.decode()
+    finally:
+        gateway_remove()
+    assert "1 request at a time (rule for everybody): 1 run or wait" in row_of(html, "alice")
+    assert html.count("run or wait") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "wait_s"),
+    [
+        ("tokens_per_day", "", ""),
+        ("tokens_per_day", "many", ""),
+        ("tokens_per_day", "-5", ""),
+        ("tokens_per_day", "1.5", ""),
+        ("tokens_per_day", "10,000,000,000,000,000", ""),
+        ("tokens_per_day", "5", "10"),
+        ("slot_share", "101", ""),
+        ("slot_share", "10", "9999"),
+        ("words_per_day", "10", ""),
+    ],
+)
+def test_a_refusal_stands_at_its_field_and_keeps_what_was_typed(
+    admin: Client, bob: User, limit: str, value: str, wait_s: str
+) -> None:
+    fields = {"who": f"user:{bob.pk}", "limit": limit, "value": value, "wait_s": wait_s}
+    answer = admin.post(PAGE, fields)
     assert answer.status_code == 400
     html = answer.content.decode()
-    assert "field-error" in row_of(html, "bob")
-    assert "field-error" not in row_of(html, "alice")
-    assert quota_limit(bob.pk) == DEFAULT_TOKENS_PER_DAY
+    assert "field-error" in html
+    if value:
+        assert f'value="{value}"' in html
+    assert not LimitRule.objects.exists()
     assert not AuditRecord.objects.exists()
 
 
-def test_everybody_cannot_be_as_everybody_and_an_unknown_button_does_nothing(
-    admin: Client, bob: User
-) -> None:
-    assert admin.post(f"{PAGE}{bob.pk}/", {"act": "delete"}).status_code == 400
-    assert admin.post(f"{PAGE}999999/", {"act": "none"}).status_code == 404
-    assert not AuditRecord.objects.exists()
+@pytest.mark.parametrize("who", ["", "user:", "user:999999", "key:1", "group:x", "nobody"])
+def test_a_subject_that_is_not_offered_is_refused(admin: Client, who: str) -> None:
+    fields = {"who": who, "limit": "tokens_per_day", "value": "5"}
+    assert admin.post(PAGE, fields).status_code == 400
+    assert not LimitRule.objects.exists()
 
 
-def test_each_change_is_on_record_with_before_and_after(admin: Client, bob: User) -> None:
-    put(admin, bob.pk, "set", "100k")
-    put(admin, bob.pk, "clear")
-    put(admin, "everybody", "none")
-    words = [(record.actor_name, audit_words(record)) for record in AuditRecord.objects.all()]
-    assert words == [
-        ("alice", "Quota of everybody: Tokens a day 5,000,000 → no limit"),
-        ("alice", "Quota of bob: Tokens a day 100,000 → 5,000,000"),
-        ("alice", "Quota of bob: Tokens a day 5,000,000 → 100,000"),
-    ]
+def test_members_change_nothing_here(bob: User) -> None:
+    client = Client(headers={"host": "localhost"})
+    client.force_login(bob)
+    tokens_a_day(bob, 100)
+    rule = LimitRule.objects.get()
+    assert client.get(PAGE).status_code == 403
+    fields = {"who": "all", "limit": "tokens_per_day", "value": "5"}
+    assert client.post(PAGE, fields).status_code == 403
+    assert client.post(f"{PAGE}{rule.pk}/delete/").status_code == 403
+    assert LimitRule.objects.get() == rule
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from django.test import Client
 
 from appliance.accounts.models import User
 from appliance.console.usage_drawing import BASE_Y, TOP_Y, usage_drawing
+from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
 from appliance.quotas.selectors import UsagePart, usage_parts
-from appliance.quotas.services import quota_day
 from appliance.quotas.usage_csv import COLUMNS, usage_csv
 from tests.appliance.base import make_alice, make_bob
 

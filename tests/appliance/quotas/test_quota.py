@@ -1,32 +1,32 @@
 """Members cannot use more tokens a day than their quota allows, and lose none they did not use."""
 
 from datetime import UTC, date, datetime, timedelta
+from importlib import import_module
 
 import pytest
-from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from appliance.errors import BadRequest, QuotaExceeded
+from appliance.errors import QuotaExceeded
 from appliance.quotas import services
-from appliance.quotas.models import QuotaReservation, QuotaRule, UsageDay, UsageRecord
+from appliance.quotas.limits import month_resets_at, quota_day, quota_resets_at
+from appliance.quotas.models import LimitRule, QuotaReservation, UsageRecord
+from appliance.quotas.rules import limit_rule_save
 from appliance.quotas.selectors import (
-    quota_statuses,
+    allowances,
+    member_quotas,
+    quota_status,
     usage_by_day,
     usage_recent,
     usage_tokens_by_key,
 )
 from appliance.quotas.services import (
-    quota_day,
     quota_heal,
     quota_mark_alive,
     quota_release,
     quota_reserve,
-    quota_resets_at,
-    quota_rule_clear,
-    quota_rule_set,
     quota_settle,
-    quota_status,
 )
+from tests.appliance.limits import tokens_a_day
 
 
 def reserve(user, prompt=10, completion=30, **options):
@@ -34,7 +34,7 @@ def reserve(user, prompt=10, completion=30, **options):
 
 
 def test_a_reservation_is_held_and_settled_to_the_true_count(bob, make_usage):
-    quota_rule_set(None, 100, by=None)
+    tokens_a_day(None, 100)
     reservation = reserve(bob)
     status = quota_status(bob)
     assert (status.used_tokens, status.reserved_tokens, status.left_tokens) == (0, 40, 60)
@@ -64,26 +64,26 @@ def test_a_release_gives_everything_back_once(bob):
 
 
 def test_an_answer_is_cut_to_what_is_left(bob):
-    quota_rule_set(bob, 50, by=None)
+    tokens_a_day(bob, 50)
     reservation = reserve(bob, prompt=20, completion=1000)
     assert reservation.completion_tokens == 30
     assert quota_status(bob).left_tokens == 0
 
 
 def test_sixteen_answer_tokens_must_be_left(bob):
-    quota_rule_set(bob, 36, by=None)
+    tokens_a_day(bob, 36)
     with pytest.raises(QuotaExceeded):
         reserve(bob, prompt=21, completion=1000)
     assert reserve(bob, prompt=20, completion=1000).completion_tokens == 16
 
 
 def test_a_short_answer_that_fits_needs_no_sixteen(bob):
-    quota_rule_set(bob, 12, by=None)
+    tokens_a_day(bob, 12)
     assert reserve(bob, prompt=10, completion=2).completion_tokens == 2
 
 
 def test_the_refusal_says_numbers_and_a_wait_that_suffices_b10(bob, make_usage):
-    quota_rule_set(bob, 100, by=None)
+    tokens_a_day(bob, 100)
     quota_settle(reserve(bob, 50, 40), make_usage(50, 40))
     with pytest.raises(QuotaExceeded) as caught:
         reserve(bob, 10, 40)
@@ -95,49 +95,52 @@ def test_the_refusal_says_numbers_and_a_wait_that_suffices_b10(bob, make_usage):
 
 
 def test_what_no_day_allows_is_refused_without_a_wait(bob):
-    quota_rule_set(bob, 100, by=None)
+    tokens_a_day(bob, 100)
     with pytest.raises(QuotaExceeded) as caught:
         reserve(bob, 200, 10)
     assert caught.value.retry_after_s is None
 
 
-def test_the_own_rule_goes_before_the_rule_for_everybody(alice, bob):
-    quota_rule_set(None, 100, by=alice)
-    quota_rule_set(bob, None, by=alice)
-    assert quota_status(alice).limit_tokens == 100
-    assert quota_status(bob).limit_tokens is None
-    assert quota_status(bob).left_tokens is None
-    reserve(bob, 10**6, 10**6)
-    quota_rule_clear(bob)
-    assert quota_status(bob).limit_tokens == 100
-    assert quota_statuses([alice, bob]) == {u.pk: quota_status(u) for u in (alice, bob)}
+def test_what_all_members_have_left_is_what_each_has(alice, bob, charlie):
+    tokens_a_day(None, 100)
+    limit_rule_save("tokens_per_day", 70, user=bob, by=None)
+    limit_rule_save("requests_per_minute", 3, group=charlie.groups.get(), by=None)
+    reserve(bob)
+    found = member_quotas([alice, bob, charlie])
+    for quota in found:
+        assert quota.used_today == 0
+        assert quota.allowances == allowances(quota.user.pk)
+    assert [[each.left for each in quota.allowances] for quota in found] == [
+        [100],
+        [30],
+        [3, 100],
+    ]
+    assert [quota.held_today for quota in found] == [0, 40, 0]
 
 
-def test_without_rules_everybody_has_the_built_in_quota(bob):
-    assert quota_status(bob).limit_tokens == services.DEFAULT_TOKENS_PER_DAY
+def test_the_month_is_told_where_it_leaves_less(bob, make_usage):
+    tokens_a_day(bob, 100)
+    assert (quota_status(bob).window, quota_status(bob).left_tokens) == ("day", 100)
+    limit_rule_save("tokens_per_month", 90, by=None)
+    quota_settle(reserve(bob), make_usage(10, 20))
+    status = quota_status(bob)
+    assert (status.window, status.limit_tokens, status.used_tokens) == ("month", 90, 30)
+    assert (status.left_tokens, status.resets_at) == (60, month_resets_at(quota_day()))
+
+
+def test_a_new_installation_starts_with_a_rule_for_everybody(db):
+    LimitRule.objects.all().delete()
+    import_module("appliance.quotas.migrations.0002_limit_rules").add_first_rule(LimitRule)
+    rule = LimitRule.objects.get()
+    assert (rule.limit, rule.value, rule.who) == ("tokens_per_day", 5_000_000, "everybody")
 
 
 def test_a_limit_lowered_below_the_use_leaves_nothing(bob, make_usage):
     quota_settle(reserve(bob), make_usage())
-    quota_rule_set(bob, 5, by=None)
+    tokens_a_day(bob, 5)
     assert quota_status(bob).left_tokens == 0
     with pytest.raises(QuotaExceeded):
         reserve(bob, 1, 1)
-
-
-@pytest.mark.parametrize("tokens", [-1, True, 1.5, "5", 10**30])
-def test_odd_limits_are_refused(bob, tokens):
-    with pytest.raises(BadRequest, match="tokens_per_day"):
-        quota_rule_set(bob, tokens, by=None)
-    assert not QuotaRule.objects.exists()
-
-
-def test_there_is_one_rule_for_everybody(db):
-    quota_rule_set(None, 1, by=None)
-    quota_rule_set(None, 2, by=None)
-    assert QuotaRule.objects.get().tokens_per_day == 2
-    with pytest.raises(IntegrityError), transaction.atomic():
-        QuotaRule.objects.create(is_default=True)
 
 
 def test_the_ledger_outlives_its_user(bob, make_usage):
@@ -177,11 +180,14 @@ def test_days_follow_each_other_when_the_clocks_change(settings, zone, day, hour
 
 def test_an_answer_over_midnight_is_charged_to_the_day_it_began(bob, make_usage, monkeypatch):
     reservation = reserve(bob)
-    tomorrow = reservation.day + timedelta(days=1)
-    monkeypatch.setattr(services, "quota_day", lambda: tomorrow)
+    tomorrow = timezone.now() + timedelta(days=1)
+    monkeypatch.setattr(timezone, "now", lambda: tomorrow)
+    reserve(bob)
     quota_settle(reservation, make_usage(10, 5))
+    assert quota_status(bob).reserved_tokens == 40
+    assert UsageRecord.objects.get().day == reservation.day
+    # The first request of the new day finds nothing used.
     assert quota_status(bob).used_tokens == 0
-    assert UsageDay.objects.get(day=reservation.day).used_tokens == 15
 
 
 # ---- healing

@@ -192,6 +192,7 @@ async def test_the_engine_knows_the_caller_and_shares_no_prefix_between_users_a0
         "user_id": "1",
         "source": "api",
         "key_prefix": "bh_abcd",
+        "key_id": "",
     }
     assert seen.request_class == "api"
 

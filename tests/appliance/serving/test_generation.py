@@ -9,12 +9,14 @@ from django.db import OperationalError
 
 from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, QuotaExceeded
 from appliance.quotas.models import QuotaReservation, UsageRecord
-from appliance.quotas.services import quota_rule_set, quota_settle, quota_status
+from appliance.quotas.selectors import quota_status
+from appliance.quotas.services import quota_settle
 from appliance.serving import booking, services
 from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_close, gateway_remove, get_backend
 from appliance.serving.services import generation_open
 from appliance.serving.types import Delta, Finished, Queued
+from tests.appliance.limits import tokens_a_day
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -197,14 +199,14 @@ async def test_a_bad_request_reserves_nothing(backend, ask, bob):
 
 
 async def test_a_spent_quota_queues_nothing(backend, ask, bob):
-    await database_sync_to_async(quota_rule_set)(bob, 10, by=None)
+    await database_sync_to_async(tokens_a_day)(bob, 10)
     with pytest.raises(QuotaExceeded):
         await generation_open(ask())
     assert backend.requests == []
 
 
 async def test_the_answer_is_cut_to_the_quota_that_is_left(backend, ask, bob):
-    await database_sync_to_async(quota_rule_set)(bob, PROMPT_TOKENS + 20, by=None)
+    await database_sync_to_async(tokens_a_day)(bob, PROMPT_TOKENS + 20)
     generation = await generation_open(ask(max_tokens=500))
     assert generation.max_completion_tokens == 20
     assert backend.requests[0].options.max_tokens == 20
@@ -212,13 +214,13 @@ async def test_the_answer_is_cut_to_the_quota_that_is_left(backend, ask, bob):
 
 
 async def test_min_tokens_is_not_cut_below(backend, ask, bob):
-    await database_sync_to_async(quota_rule_set)(bob, PROMPT_TOKENS + 20, by=None)
+    await database_sync_to_async(tokens_a_day)(bob, PROMPT_TOKENS + 20)
     with pytest.raises(QuotaExceeded):
         await generation_open(ask(max_tokens=500, min_tokens=30))
 
 
 async def test_fifty_at_once_get_no_more_than_the_quota_c09(backend, ask, bob):
-    await database_sync_to_async(quota_rule_set)(bob, 3 * (PROMPT_TOKENS + 100), by=None)
+    await database_sync_to_async(tokens_a_day)(bob, 3 * (PROMPT_TOKENS + 100))
     # No answer ends before all have asked.
     backend.hold(after=0)
     opened = await asyncio.gather(

@@ -1,5 +1,7 @@
 """A sender that never finishes is answered and cut off, on a simulated clock (B11)."""
 
+from http import HTTPStatus
+
 import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -51,3 +53,14 @@ def test_a_sender_of_a_byte_a_second_is_answered_with_408_b11(clock, sender, hea
     assert b'"code": "request_too_slow"' in transport.value()
     clock.advance(10)
     assert transport.disconnecting
+
+
+@pytest.mark.parametrize("status", [200, 408, 422, 429, 503])
+def test_the_status_line_has_words_for_every_status(sender, status):
+    channel, transport = sender
+    request = channel._channel.requests[0]
+    request.clientproto = b"HTTP/1.1"
+    request.setResponseCode(status)
+    request.write(b"")
+    line = transport.value().partition(b"\r\n")[0]
+    assert line == f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
