@@ -31,6 +31,7 @@ _FIELD_WORDS = {
     **{kind.name: kind.label for kind in LIMIT_KINDS.values()},
     "wait_s": "Wait in seconds",
     "members": "Members",
+    "weight": "Share under load",
     "max_live_keys": "Keys a member at most",
     "max_life_days": "Longest life in days",
 }
@@ -39,6 +40,7 @@ _ORDER = {name: number for number, name in enumerate(_FIELD_WORDS)}
 ACTIONS = {
     "request.kill": ("engine", "Killed request"),
     "engine.tune": ("engine", "Tuned"),
+    "weight.set": ("engine", "Weight of"),
     "exposure.change": ("exposure", "Changed exposure"),
     "exposure.try": ("exposure", "Put exposure on trial"),
     "exposure.keep": ("exposure", "Kept the trial"),
@@ -87,7 +89,7 @@ def audit_words(record: AuditRecord) -> str:
     _, words = ACTIONS.get(record.action, ("", record.action.replace(".", " ")))
     if "after" in record.detail:
         changes = change_words(record.detail["before"], record.detail["after"])
-        named = record.action.startswith(("quota.", "limit.", "group."))
+        named = record.action.startswith(("quota.", "limit.", "group.", "weight."))
         whose = f" {record.target}" if named else ""
         return f"{words}{whose}: {changes}"
     owner = record.detail.get("owner")

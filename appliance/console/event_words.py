@@ -84,8 +84,15 @@ def _rejected(who: str, data: Mapping[str, Any]) -> Worded:
     return Worded("warn", "block", f"{who}'s request was turned away: {why}.")
 
 
-def _tuned(who: str, data: Mapping[str, Any]) -> Worded:
-    changes = [f"{SETTING_WORDS.get(name, name)}: now {value}" for name, value in data.items()]
+def _tuned(who: str, data: Mapping[str, Any]) -> Worded | None:
+    # Weights are told by name where they are set.
+    changes = [
+        f"{SETTING_WORDS.get(name, name)}: now {value}"
+        for name, value in data.items()
+        if name != "owner_weights"
+    ]
+    if not changes:
+        return None
     return Worded("", "info", f"{'; '.join(changes)}.")
 
 

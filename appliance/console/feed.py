@@ -21,6 +21,7 @@ from appliance.console.host_load import HostLoad
 from appliance.console.load_history import MinuteMaker, minute_save
 from appliance.console.picture import Picture
 from appliance.console.selectors import settings_version, users_by_owner
+from appliance.console.weights import WeightKeeper
 from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
 from appliance.serving.booking import in_db_thread
@@ -63,6 +64,7 @@ class ConsoleFeed:
         self._load = HostLoad()
         self._host: dict[str, Any] = {}
         self._minutes = MinuteMaker(self.epoch)
+        self.weights = WeightKeeper()
 
     def start(self) -> None:
         """Begin to keep the history; does nothing when it runs."""
@@ -124,6 +126,8 @@ class ConsoleFeed:
         looked, self._looked = self._looked, asyncio.Event()
         looked.set()
         await self._keep_minute()
+        if self._backend is not None:
+            await self.weights.keep(self._backend)
 
     async def _keep_minute(self) -> None:
         sample = self.picture.new_sample

@@ -42,3 +42,33 @@ class LoadRow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.span_s} s from {self.at:%Y-%m-%d %H:%M}"
+
+
+class ShareWeight(models.Model):
+    """How much of the server one member, or each member of a group, gets under load; else 1."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="+"
+    )
+    group = models.OneToOneField(
+        "auth.Group", null=True, on_delete=models.CASCADE, related_name="+"
+    )
+    weight = models.FloatField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(user=None, group__isnull=False)
+                | models.Q(user__isnull=False, group=None),
+                name="console_weight_has_one_subject",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.who} weighs {self.weight:g}"
+
+    @property
+    def who(self) -> str:
+        if self.user is not None:
+            return str(self.user.username)
+        return f"group {self.group.name}" if self.group is not None else "nobody"

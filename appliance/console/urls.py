@@ -8,6 +8,7 @@ from appliance.console import (
     views_models,
     views_quotas,
     views_usage,
+    views_weights,
 )
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -15,6 +16,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("load/", views.load, name="console_load"),
     path("tuning/", views.tuning, name="console_tuning"),
     path("tuning/replay/", views.tuning_replay, name="console_tuning_replay"),
+    path("tuning/weights/", views_weights.weights_set, name="console_weights"),
+    re_path(
+        r"^tuning/weights/(?P<row_id>[0-9]{1,18})/clear/$",
+        views_weights.weights_clear,
+        name="console_weights_clear",
+    ),
     path("requests/<str:request_id>/kill/", views.kill, name="console_kill"),
     path("exposure/", views_exposure.exposure, name="console_exposure"),
     re_path(

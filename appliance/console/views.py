@@ -23,6 +23,7 @@ from appliance.console.selectors import (
 )
 from appliance.console.services import request_kill
 from appliance.console.setting_catalogue import fields_of
+from appliance.console.views_weights import weights_shown
 from appliance.errors import ApplianceError, BadRequest, EngineUnavailable
 from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
@@ -75,6 +76,7 @@ async def tuning(request: HttpRequest) -> HttpResponse:
         "fields": fields_of(state),
         "version": settings_version(state),
         "boot": boot_settings(state),
+        "weights": await sync_to_async(weights_shown)(),
         "history": await changes_made(),
     }
     return await sync_to_async(render)(request, "console/tuning.html", context)

@@ -60,6 +60,7 @@ class SimulatedBackend:
         self._hits = [0, 0]
         self._ttfts: list[float] = []
         self._num_preemptions = 0
+        self.owner_weights: dict[str, float] = {}
 
     # ---- Backend
 
@@ -144,6 +145,9 @@ class SimulatedBackend:
         return [event for event in self._events if event["event_id"] > event_id]
 
     def tune(self, changes: Mapping[str, Any]) -> None:
+        if "owner_weights" in changes:
+            self.owner_weights = dict(changes["owner_weights"])
+            return
         for name, value in changes.items():
             known = SETTINGS.get(name) if name != "slots" else 1
             if known is None:
