@@ -100,6 +100,21 @@ def env_int(name: str, default: int, *, low: int, high: int) -> int:
     return value
 
 
+def env_url(name: str, default: str) -> str:
+    """An address that begins with http:// or https:// and holds no password."""
+    got = env_str(name, default)
+    try:
+        parts = urlsplit(got)
+        is_fine = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        is_fine = is_fine and not parts.query and not parts.fragment
+    except ValueError:
+        is_fine = False
+    if not is_fine:
+        # Not the value: it may hold a password.
+        raise EnvError(f"{name} is no web address; https://huggingface.co is an example.")
+    return got.rstrip("/")
+
+
 def env_path(name: str, default: Path) -> Path:
     return Path(_get(name) or default).expanduser().resolve()
 

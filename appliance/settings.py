@@ -243,6 +243,9 @@ APPLIANCE_DTYPE = env.env_str(
 # 0 means: chosen by the engine.
 APPLIANCE_THREADS = env.env_int("APPLIANCE_THREADS", 0, low=0, high=1024)
 APPLIANCE_KV_MEMORY_MB = env.env_int("APPLIANCE_KV_MEMORY_MB", 0, low=0, high=10_000_000)
+# Where `manage.py models pull ORG/MODEL` asks, and the file with its token, read at each pull.
+APPLIANCE_HUB_URL = env.env_url("APPLIANCE_HUB_URL", "https://huggingface.co")
+APPLIANCE_HUB_TOKEN_FILE = env.env_str("APPLIANCE_HUB_TOKEN_FILE", "")
 APPLIANCE_DRAIN_SECONDS = env.env_int("APPLIANCE_DRAIN_SECONDS", 20, low=0, high=3600)
 
 # ---- logs

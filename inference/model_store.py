@@ -119,12 +119,15 @@ class ModelStore:
         entry = self._catalogue.get(name)
         if entry is None:
             known = ", ".join(self._catalogue)
-            raise ModelStoreError(f"The catalogue has no model {name[:80]!r}; it has {known}.")
+            raise ModelStoreError(
+                f"The catalogue has no model {name[:80]!r}; it has {known}. A model of "
+                "Hugging Face is named ORG/MODEL."
+            )
         with self._changing() as work:
             if (self.root / name / "config.json").is_file():
                 on_progress(1.0, "already here")
                 return self.root / name
-            self._need_disk(entry.needed_bytes)
+            self.need_disk(entry.needed_bytes)
             gguf = fetch_gguf(entry, work, lambda share, what: on_progress(0.6 * share, what))
             return self._import_gguf(
                 gguf, name, work, lambda share, what: on_progress(0.6 + 0.4 * share, what)
@@ -151,8 +154,14 @@ class ModelStore:
         *,
         name: str | None = None,
         on_progress: Progress = lambda share, what: None,
+        finish: Callable[[Path], None] = lambda folder: None,
+        move: bool = False,
     ) -> Path:
         """Take in a .gguf file or a folder with safetensors; a model of that name is replaced.
+
+        Args:
+            finish: called with the whole folder before it becomes a model of the store; may raise.
+            move: take a folder's files out of it instead of copying them.
 
         Raises:
             ModelStoreError: nothing there, a bad name, or not enough disk.
@@ -166,18 +175,23 @@ class ModelStore:
             )
         with self._changing() as work:
             if path.is_dir():
-                return self._import_folder(path, name, work, on_progress)
+                return self._import_folder(path, name, work, on_progress, finish, move)
             if path.suffix == ".gguf" and path.is_file():
-                self._need_disk(6 * path.stat().st_size)
-                return self._import_gguf(path, name, work, on_progress)
+                self.need_disk(6 * path.stat().st_size)
+                return self._import_gguf(path, name, work, on_progress, finish)
         raise ModelStoreError(f"{path} is neither a .gguf file nor a folder with a model.")
 
     def use(self, name: str) -> None:
-        """Serve this model from the next start on."""
+        """Serve this model from the next start on. Does not wait for a pull that is under way."""
         self.path_of(name)
-        with self._changing() as work:
-            (work / "selected").write_text(name + "\n", encoding="utf-8")
-            os.replace(work / "selected", self.root / _SELECTED)
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix=_WORK_PREFIX, dir=self.root, delete=False, encoding="utf-8"
+            ) as chosen:
+                chosen.write(name + "\n")
+            os.replace(chosen.name, self.root / _SELECTED)
+        except OSError as exc:
+            raise self._not_writable(exc) from exc
 
     def delete(self, name: str) -> None:
         """Take a model out of the store; the caller sees to it that nothing serves it.
@@ -186,9 +200,13 @@ class ModelStore:
             ModelStoreError: there is no such model, or its folder cannot be removed.
         """
         path = self.path_of(name)
-        with self._changing() as work:
+        try:
+            work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=self.root))
             # Gone at once, whatever happens to the files.
             path.rename(work / "deleted")
+        except OSError as exc:
+            raise self._not_writable(exc) from exc
+        shutil.rmtree(work, ignore_errors=True)
 
     def selected(self) -> str | None:
         """The name last given to `use`; None if there is none or it has gone."""
@@ -242,15 +260,23 @@ class ModelStore:
             with (self.root / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for left_over in self.root.glob(f"{_WORK_PREFIX}*"):
-                    shutil.rmtree(left_over, ignore_errors=True)
+                    # A file of `use` is in its place within a moment.
+                    if left_over.is_dir():
+                        shutil.rmtree(left_over, ignore_errors=True)
                 with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=self.root) as work:
                     yield Path(work)
         except OSError as exc:
-            raise ModelStoreError(
-                f"The model store {self.root} cannot be written: {exc.strerror or exc}."
-            ) from exc
+            raise self._not_writable(exc) from exc
 
-    def _need_disk(self, num_bytes: int) -> None:
+    def _not_writable(self, exc: OSError) -> ModelStoreError:
+        why = exc.strerror or exc
+        return ModelStoreError(f"The model store {self.root} cannot be written: {why}.")
+
+    def need_disk(self, num_bytes: int) -> None:
+        """
+        Raises:
+            ModelStoreError: the disk has too little room for so many bytes more.
+        """
         free = shutil.disk_usage(self.root).free
         if free < num_bytes + _SPARE_BYTES:
             raise ModelStoreError(
@@ -258,25 +284,46 @@ class ModelStore:
                 f"{(num_bytes + _SPARE_BYTES) / 1e6:,.0f} MB. Free some space and try again."
             )
 
-    def _import_gguf(self, gguf: Path, name: str, work: Path, on_progress: Progress) -> Path:
+    def _import_gguf(
+        self,
+        gguf: Path,
+        name: str,
+        work: Path,
+        on_progress: Progress,
+        finish: Callable[[Path], None] = lambda folder: None,
+    ) -> Path:
         import_gguf(gguf, work / "model", on_progress)
+        finish(work / "model")
         replace_folder(work / "model", self.root / name)
         return self.root / name
 
-    def _import_folder(self, source: Path, name: str, work: Path, on_progress: Progress) -> Path:
+    def _import_folder(
+        self,
+        source: Path,
+        name: str,
+        work: Path,
+        on_progress: Progress,
+        finish: Callable[[Path], None],
+        move: bool,
+    ) -> Path:
         if source.resolve() == (self.root / name).resolve():
             raise ModelStoreError(f"{source} is already in the store.")
         weights = check_model_folder(source)
         files = [*(source / plain for plain in _COPIED_FILES), *weights]
         files = [file for file in files if file.is_file()]
         total = sum(file.stat().st_size for file in files)
-        self._need_disk(total)
+        if not move:
+            self.need_disk(total)
         (work / "model").mkdir()
         copied = 0
         for file in files:
-            shutil.copyfile(file, work / "model" / file.name)
             copied += file.stat().st_size
-            on_progress(copied / total, "copying the model")
+            if move:
+                file.rename(work / "model" / file.name)
+            else:
+                shutil.copyfile(file, work / "model" / file.name)
+            on_progress(copied / total, "taking the files in")
+        finish(work / "model")
         replace_folder(work / "model", self.root / name)
         return self.root / name
 

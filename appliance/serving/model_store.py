@@ -11,6 +11,8 @@ from appliance.serving.gateway import get_backend
 from inference.config import ModelConfig
 from inference.errors import InferenceError, ModelLoadError
 from inference.fit import Machine, fit, weight_bytes_of
+from inference.hub import Hub, parse_reference
+from inference.hub_pull import pull_from_hub
 from inference.machine import this_machine
 from inference.model_store import ModelStore, ModelStoreError, check_servable
 
@@ -100,12 +102,51 @@ def model_ensure(on_progress: Progress) -> Path:
         raise BadRequest(str(exc), param="name") from exc
 
 
-def model_pull(name: str, on_progress: Progress) -> Path:
-    """Fetch a model of the catalogue. Raises BadRequest with what to do."""
+def model_pull(
+    name: str, on_progress: Progress, on_note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Fetch a model of the catalogue, or ORG/MODEL[@REVISION][:FILE.gguf] of the hub.
+
+    Args:
+        on_note: told, before anything large is fetched, whether the model will fit.
+
+    Raises:
+        BadRequest: with what to do.
+    """
+    store, reference = _store(), parse_reference(name)
     try:
-        return _store().pull(name, on_progress)
+        if reference is None:
+            return store.pull(name, on_progress)
+        return pull_from_hub(
+            store,
+            Hub(settings.APPLIANCE_HUB_URL, _hub_token()),
+            reference,
+            _machine(store, None),
+            on_progress=on_progress,
+            on_note=on_note,
+        )
     except InferenceError as exc:
         raise BadRequest(str(exc), param="name") from exc
+
+
+def _hub_token() -> str | None:
+    """Raises BadRequest when the file can be read by others, or not by us."""
+    if not settings.APPLIANCE_HUB_TOKEN_FILE:
+        return None
+    path = Path(settings.APPLIANCE_HUB_TOKEN_FILE)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise BadRequest(
+                f"Others than its owner may read {path}, which holds the hub's token. Run: "
+                f"chmod 600 {path}"
+            )
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or "it holds more than plain letters"
+        raise BadRequest(
+            f"The hub's token cannot be read from {path} (APPLIANCE_HUB_TOKEN_FILE): {why}."
+        ) from exc
+    return token or None
 
 
 def model_import(path: Path, name: str | None, on_progress: Progress) -> Path:

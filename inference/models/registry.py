@@ -45,3 +45,17 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
             f"config.json describes {len(spec.layers)} layers but counts {config.num_layers}."
         )
     return spec
+
+
+def refuse_quantised(model_config: ModelConfig) -> None:
+    """
+    Raises:
+        ModelLoadError: the checkpoint is stored in a quantised form.
+    """
+    stored = model_config.raw.get("quantization_config")
+    if stored:
+        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
+        raise ModelLoadError(
+            f"The model's weights are quantised ({method}), which cannot be read. Take the "
+            "original weights, or a GGUF file of the model."
+        )

@@ -19,7 +19,7 @@ from inference.kv_cache.storage import (
     free_memory,
 )
 from inference.models.decoder import Decoder
-from inference.models.registry import decoder_spec
+from inference.models.registry import decoder_spec, refuse_quantised
 from inference.models.spec import DecoderSpec
 from inference.outputs import RunnerInfo, ScheduledRequest, SchedulerOutput, StepOutput
 from inference.request import Request
@@ -291,20 +291,6 @@ def choose_max_model_len(config: EngineConfig, model_config: ModelConfig, spec: 
             f"{longest:,} tokens. Set it to that or less."
         )
     return config.max_model_len
-
-
-def refuse_quantised(model_config: ModelConfig) -> None:
-    """
-    Raises:
-        ModelLoadError: the checkpoint is stored in a quantised form.
-    """
-    stored = model_config.raw.get("quantization_config")
-    if stored:
-        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else "unknown"
-        raise ModelLoadError(
-            f"The model's weights are quantised ({method}), which cannot be read. Take the "
-            "original weights, or a GGUF file of the model."
-        )
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,13 +1,17 @@
 """`manage.py models`: see, import and choose models from the command line."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import pytest
 from django.core.management import CommandError, call_command
 
+from appliance.env import EnvError, env_url
+from tests.appliance.serving.tiny_model import save_tiny_model
 from tests.inference.gguf_files import llama_weights, write_llama
+from tests.inference.hub_server import HubServer
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +90,66 @@ def test_c20_a_refusal_is_one_line_and_changes_nothing(
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not [path for path in models_dir.glob("*") if path.name != ".lock"]
+
+
+# ---- a hub
+
+
+@pytest.fixture
+def hub(settings) -> Iterator[HubServer]:
+    server = HubServer()
+    settings.APPLIANCE_HUB_URL = server.url
+    settings.APPLIANCE_DEVICE = "cpu"
+    yield server
+    server.close()
+
+
+def test_a_model_of_the_hub_is_fetched_by_its_repository(
+    hub: HubServer, tmp_path: Path, models_dir: Path, settings
+) -> None:
+    source = save_tiny_model(tmp_path / "source")
+    hub.repos["org/Tiny"] = {path.name: path.read_bytes() for path in source.iterdir()}
+    hub.private.add("org/Tiny")
+    token_file = tmp_path / "token"
+    token_file.write_text(hub.token + "\n")
+    settings.APPLIANCE_HUB_TOKEN_FILE = str(token_file)
+    token_file.chmod(0o640)
+    with pytest.raises(CommandError, match="chmod 600"):
+        models("pull", "org/Tiny")
+    assert hub.asked == []
+    token_file.chmod(0o600)
+    said = io.StringIO()
+    call_command("models", "pull", "org/Tiny", stdout=io.StringIO(), stderr=said)
+    assert (models_dir / "tiny" / "model.safetensors").is_file()
+    notes = [line for line in said.getvalue().splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert "It fits this machine's memory" in notes[0]
+    assert hub.token not in said.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "binary"])
+def test_a_token_that_cannot_be_read_is_told_with_its_path(
+    hub: HubServer, tmp_path: Path, settings, kind: str
+) -> None:
+    path = tmp_path / "token"
+    if kind == "folder":
+        path.mkdir(mode=0o700)
+    elif kind == "binary":
+        path.write_bytes(b"\xff\xfe")
+        path.chmod(0o600)
+    settings.APPLIANCE_HUB_TOKEN_FILE = str(path)
+    with pytest.raises(CommandError, match="APPLIANCE_HUB_TOKEN_FILE"):
+        models("pull", "org/Tiny")
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "value", ["huggingface.co", "ftp://x", "https://user:secret@x", "https://x/?a=b", "http://["]
+)
+def test_an_address_of_the_hub_that_is_none_stops_the_start_without_its_secret(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPLIANCE_HUB_URL", value)
+    with pytest.raises(EnvError, match="APPLIANCE_HUB_URL is no web address") as caught:
+        env_url("APPLIANCE_HUB_URL", "https://huggingface.co")
+    assert "secret" not in str(caught.value)

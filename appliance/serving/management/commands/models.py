@@ -24,7 +24,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
         actions.add_parser("list", help="what is here, and what can be fetched")
-        pull = actions.add_parser("pull", help="fetch a model by its name")
+        pull = actions.add_parser(
+            "pull", help="fetch a model by its name, or ORG/MODEL[@REVISION][:FILE.gguf] of the hub"
+        )
         pull.add_argument("name", metavar="NAME")
         taken = actions.add_parser("import", help="take in a .gguf file or a model folder")
         taken.add_argument("path", metavar="PATH", type=Path)
@@ -43,7 +45,7 @@ class Command(BaseCommand):
                 case "list":
                     self._list()
                 case "pull":
-                    self._done(model_pull(options["name"], self._progress(options)))
+                    self._done(model_pull(options["name"], self._progress(options), self._note))
                 case "import":
                     progress = self._progress(options)
                     self._done(model_import(options["path"], options["name"], progress))
@@ -72,6 +74,9 @@ class Command(BaseCommand):
                 f"APPLIANCE_MODEL is set to {settings.APPLIANCE_MODEL} and goes first; unset it "
                 "for this choice to count."
             )
+
+    def _note(self, text: str) -> None:
+        self.stderr.write(f"note: {text}")
 
     def _progress(self, options: dict[str, Any]) -> "_Progress":
         return _Progress(self, 100 if options.get("every_percent") else 10)
