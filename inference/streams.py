@@ -43,6 +43,7 @@ class RequestStream:
         self._num_computed = 0
         self._num_cached = 0
         self._end: tuple[FinishReason, str | None] | None = None
+        self._is_end_taken = False
         self._is_closed = False
         # A wake-up is under way, so that a stalled loop collects one of them and not one a step.
         self._is_woken = False
@@ -50,7 +51,8 @@ class RequestStream:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
-        self._ready = asyncio.Event()
+        # What the one reader waits in; a bare future, since an Event costs a token twice as much.
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -99,13 +101,14 @@ class RequestStream:
 
     async def __anext__(self) -> StreamUpdate:
         while True:
-            self._ready.clear()
             update = self._take()
             if update is not None:
                 return update
-            if self._is_closed or self.is_ended:
+            # Not whether it ended: that may have come since, and its update is still to be read.
+            if self._is_closed or self._is_end_taken:
                 raise StopAsyncIteration
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     def get(self, timeout: float | None = None) -> StreamUpdate | None:
         """Wait for the next update, blocking; None after the last.
@@ -135,7 +138,7 @@ class RequestStream:
             self._has_news = False
             self._token_ids, self._logprobs = [], []
             self._condition.notify_all()
-        self._ready.set()
+        self._wake_reader()
         if must_abort:
             self._on_close(self.request_id)
 
@@ -156,6 +159,7 @@ class RequestStream:
                 num_cached_tokens=self._num_cached,
             )
             if self._end is not None:
+                self._is_end_taken = True
                 update.finish_reason, update.finish_detail = self._end
             self._token_ids, self._logprobs = [], []
             return update
@@ -178,7 +182,11 @@ class RequestStream:
     def _on_loop_woken(self) -> None:
         with self._lock:
             self._is_woken = False
-        self._ready.set()
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def deliver_batch(streams: Iterable[RequestStream]) -> list[RequestStream]:

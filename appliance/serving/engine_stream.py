@@ -48,8 +48,9 @@ class EngineStream:
         self._abort = abort
         self._translate = translate
         self._opened_s = time.monotonic()
-        # Done when the reader has left the engine's stream; None while nobody waits in it.
-        self._reading: asyncio.Future[None] | None = None
+        self._is_reading = False
+        # Made by who closes while another task reads; done when that one has left the stream.
+        self._reader_left: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -80,12 +81,13 @@ class EngineStream:
             yield event
 
     async def _next(self) -> Any:
-        self._reading = asyncio.get_running_loop().create_future()
+        self._is_reading = True
         try:
             return await anext(self._stream)
         finally:
-            self._reading.set_result(None)
-            self._reading = None
+            self._is_reading = False
+            if self._reader_left is not None and not self._reader_left.done():
+                self._reader_left.set_result(None)
 
     def _closed_event(self) -> Finished:
         return Finished(
@@ -106,6 +108,7 @@ class EngineStream:
     async def _close(self) -> None:
         self._abort()
         # Two tasks must not read the engine's stream at once: the reader gets its end first.
-        if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=_READER_WAIT_S)
+        if self._is_reading:
+            self._reader_left = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._reader_left], timeout=_READER_WAIT_S)
         await self._stream.aclose()
