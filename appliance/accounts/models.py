@@ -31,10 +31,17 @@ class User(AbstractUser):
     # The user's mark on the block map: given once at creation, never changed.
     mark_hue = models.PositiveSmallIntegerField(default=1)
     mark_shape = models.PositiveSmallIntegerField(default=0)
+    # An account for scripts that belong to nobody: no sign-in, never an admin.
+    is_service = models.BooleanField(default=False)
     # Written at most once a minute: see services.user_seen.
     last_seen_at = models.DateTimeField(null=True, blank=True)
 
     objects = UserManager()
+
+    @property
+    def shown_name(self) -> str:
+        """The name where people tell users apart."""
+        return f"{self.username} (service)" if self.is_service else self.username
 
     @property
     def is_admin(self) -> bool:

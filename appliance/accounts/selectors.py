@@ -8,6 +8,10 @@ def members() -> QuerySet[User]:
     return User.objects.order_by(F("is_active").desc(), "username")
 
 
+def service_names() -> set[str]:
+    return set(User.objects.filter(is_service=True).values_list("username", flat=True))
+
+
 def admin_names() -> list[str]:
     """Whom a member can ask."""
     admins = User.objects.filter(is_staff=True, is_active=True).order_by("username")

@@ -26,13 +26,16 @@ def user_create(
     *,
     password: str | None = None,
     is_admin: bool = False,
+    is_service: bool = False,
     by: User | None = None,
 ) -> User:
     """Make a user with the block-map mark that the fewest users have.
 
-    Without a password nobody can sign in as this user until a one-time link is used.
+    Without a password nobody can sign in as this user until a one-time link is used; with
+    `is_service` nobody ever can.
     Raises ValidationError for a name that is not allowed, Conflict for one that is taken.
     """
+    assert not (is_service and (is_admin or password)), "a service account has no way in"
     username = User.normalize_username(username.strip())
     User(username=username).clean_fields(exclude={"password"})
     with transaction.atomic():
@@ -44,6 +47,7 @@ def user_create(
             username=username,
             is_staff=is_admin,
             is_superuser=is_admin,
+            is_service=is_service,
             mark_hue=hue,
             mark_shape=shape,
         )
@@ -54,12 +58,15 @@ def user_create(
         except IntegrityError as exc:
             raise Conflict(f"The user name {username} is taken.", param="username") from exc
         if by is not None:
-            act_done(by, "user.create", username, is_admin=is_admin)
+            action = "service.create" if is_service else "user.create"
+            act_done(by, action, username, is_admin=is_admin)
     return user
 
 
 def user_set_admin(user: User, is_admin: bool, *, by: User | None = None) -> None:
-    """Raises Conflict when the last admin would be gone."""
+    """Raises Conflict when the last admin would be gone, or for a service account."""
+    if is_admin and user.is_service:
+        raise Conflict("A service account cannot be an admin: nobody signs in with it.")
     with transaction.atomic():
         if not is_admin:
             _keep_an_admin(user)
@@ -124,7 +131,12 @@ def setup_link_create() -> str:
 
 
 def invite_link_create(user: User, *, by: User | None = None) -> str:
-    """The path where `user` chooses a password, open for 7 days; earlier ones are void."""
+    """The path where `user` chooses a password, open for 7 days; earlier ones are void.
+
+    Raises Conflict for a service account.
+    """
+    if user.is_service:
+        raise Conflict("A service account has no sign-in: it works with keys alone.")
     kind = OneTimeLink.Kind.RESET if user.has_usable_password() else OneTimeLink.Kind.INVITE
     with transaction.atomic():
         OneTimeLink.objects.filter(user=user, used_at=None).delete()

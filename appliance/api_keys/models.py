@@ -34,6 +34,13 @@ class ApiKey(models.Model):
     scopes = models.JSONField(default=list)
     # Model names; empty means every model.
     allowed_models = models.JSONField(default=list, blank=True)
+    # Networks in CIDR form; empty means from anywhere.
+    allowed_networks = models.JSONField(default=list, blank=True)
+    # The secret before the last rotation, which still opens until then.
+    old_prefix = models.CharField(max_length=16, blank=True)
+    old_digest = models.CharField(max_length=64, unique=True, null=True, blank=True)
+    old_until = models.DateTimeField(null=True, blank=True)
+    rotated_at = models.DateTimeField(null=True, blank=True)
     # What its requests are booked and queued as; see `appliance.serving.types`. Other than "api"
     # only for keys that the server makes for itself.
     source = models.CharField(max_length=20, default="api")
@@ -60,6 +67,11 @@ class ApiKey(models.Model):
     @property
     def is_expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def has_old_secret(self) -> bool:
+        """Whether the secret before the last rotation still opens."""
+        return self.old_until is not None and self.old_until > timezone.now()
 
     @property
     def scope_names(self) -> list[str]:

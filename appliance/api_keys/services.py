@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
@@ -15,6 +16,7 @@ from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
 from appliance.accounts.services import user_seen
 from appliance.api_keys.models import SCOPES, ApiKey, KeyRules
+from appliance.api_keys.networks import networks_hold
 from appliance.errors import BadRequest, Conflict, NotAllowed, NotAuthenticated, NotFound
 
 MARKER = "bh_"
@@ -24,6 +26,8 @@ SECRET_LETTERS = 40
 MAX_KEYS_RULE = 1000
 USED_EVERY = timedelta(minutes=1)
 MAX_LIFE_DAYS = 3660
+MAX_OVERLAP = timedelta(days=30)
+MAX_MODELS = 50
 _ONLY_ROW = 1
 _ALPHABET = string.ascii_letters + string.digits
 # No key is near this; longer headers are not worth a digest.
@@ -37,10 +41,16 @@ def api_key_issue(
     expires_in: timedelta | None = None,
     *,
     allowed_models: Sequence[str] = (),
+    allowed_networks: Sequence[str] = (),
     source: str = "api",
     generation_class: str = "api",
+    by: User | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key; returns it with the secret, which cannot be shown again.
+
+    Args:
+        allowed_networks: as `networks_parse` gives them; none means from anywhere.
+        by: the admin who makes it for somebody else, for the record.
 
     Raises BadRequest for a wrong name, scope or life, NotAllowed for scope admin without being
     an admin, Conflict when the owner has too many keys.
@@ -60,20 +70,96 @@ def api_key_issue(
     now = timezone.now()
     if source == "api":
         _check_rules(owner, expires_in)
-    secret = MARKER + "".join(secrets.choice(_ALPHABET) for _ in range(SECRET_LETTERS))
-    key = ApiKey.objects.create(
-        prefix=secret[:PREFIX_LENGTH],
-        digest=_digest(secret.encode(), settings.SECRET_KEY),
-        owner=owner,
-        name=name,
-        scopes=[scope for scope in SCOPES if scope in scopes],
-        allowed_models=list(allowed_models),
-        source=source,
-        generation_class=generation_class,
-        created_at=now,
-        expires_at=now + expires_in if expires_in else None,
-    )
+    secret = _new_secret()
+    with transaction.atomic():
+        key = ApiKey.objects.create(
+            prefix=secret[:PREFIX_LENGTH],
+            digest=_digest(secret.encode(), settings.SECRET_KEY),
+            owner=owner,
+            name=name,
+            scopes=[scope for scope in SCOPES if scope in scopes],
+            allowed_models=_names(allowed_models),
+            allowed_networks=list(allowed_networks),
+            source=source,
+            generation_class=generation_class,
+            created_at=now,
+            expires_at=now + expires_in if expires_in else None,
+        )
+        if by is not None:
+            act_done(by, "key.create", _words(key), owner=owner.username)
     return key, secret
+
+
+def _new_secret() -> str:
+    return MARKER + "".join(secrets.choice(_ALPHABET) for _ in range(SECRET_LETTERS))
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in models if name.strip()))
+    if len(names) > MAX_MODELS or any(len(name) > 200 for name in names):
+        raise BadRequest(
+            f"At most {MAX_MODELS} names of models of 200 letters each are allowed.", param="models"
+        )
+    return names
+
+
+def _words(key: ApiKey) -> str:
+    return f"“{key.name}” ({key.prefix})"
+
+
+def api_key_restrict(
+    key: ApiKey,
+    *,
+    allowed_models: Sequence[str],
+    allowed_networks: Sequence[str],
+    by: User | None = None,
+) -> None:
+    """Set the models and networks the key is good for, from its next request on; none: all.
+
+    `by` is the admin who does it for somebody else, for the record.
+    """
+    wanted = {"allowed_models": _names(allowed_models), "allowed_networks": list(allowed_networks)}
+    before = {name: getattr(key, name) for name in wanted}
+    with transaction.atomic():
+        ApiKey.objects.filter(pk=key.pk).update(**wanted)
+        if by is not None and before != wanted:
+            about = {"before": before, "after": wanted, "owner": key.owner.username}
+            act_done(by, "key.restrict", _words(key), **about)
+    for name, value in wanted.items():
+        setattr(key, name, value)
+
+
+def api_key_rotate(key: ApiKey, overlap: timedelta, *, by: User | None = None) -> str:
+    """Give the key another secret, and return it; the old one opens for `overlap` longer.
+
+    Name, limits, usage and the length of its life stay; a secret from an earlier rotation is dead.
+
+    Raises BadRequest for an overlap out of range, Conflict for a key that is not live.
+    """
+    if not timedelta() <= overlap <= MAX_OVERLAP:
+        raise BadRequest("The old secret can go on for 30 days at most.", param="overlap")
+    now = timezone.now()
+    secret = _new_secret()
+    life = None if key.expires_at is None else key.expires_at - (key.rotated_at or key.created_at)
+    longest = key_rules().max_life_days if key.source == "api" else None
+    if longest is not None:
+        life = min(life or timedelta(days=longest), timedelta(days=longest))
+    with transaction.atomic():
+        kept = ApiKey.objects.select_for_update().get(pk=key.pk)
+        if not kept.is_live:
+            raise Conflict("This key was revoked or has ended. Make another.")
+        key.old_prefix, key.old_digest = kept.prefix, kept.digest
+        # Not longer than it would have opened without the rotation.
+        key.old_until = min(now + overlap, kept.expires_at or now + overlap)
+        key.prefix = secret[:PREFIX_LENGTH]
+        key.digest = _digest(secret.encode(), settings.SECRET_KEY)
+        key.rotated_at = now
+        key.expires_at = None if life is None else now + life
+        fields = ("prefix", "digest", "old_prefix", "old_digest", "old_until")
+        key.save(update_fields=[*fields, "rotated_at", "expires_at"])
+        if by is not None:
+            act_done(by, "key.rotate", _words(key), owner=key.owner.username)
+    return secret
 
 
 def _check_rules(owner: User, expires_in: timedelta | None) -> None:
@@ -128,8 +214,7 @@ def api_key_revoke(key: ApiKey, *, by: User | None = None) -> None:
     now = timezone.now()
     with transaction.atomic():
         if ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now) and by:
-            target = f"“{key.name}” ({key.prefix})"
-            act_done(by, "key.revoke", target, owner=key.owner.username)
+            act_done(by, "key.revoke", _words(key), owner=key.owner.username)
     key.revoked_at = key.revoked_at or now
 
 
@@ -156,7 +241,7 @@ def api_key_authenticate(
 
     Raises:
         NotAuthenticated: no key, or one that is unknown, expired, revoked or of an inactive user.
-        NotAllowed: the key lacks `scope`.
+        NotAllowed: the key lacks `scope`, or `address` is in none of its networks.
     """
     secret = _secret_from_header(authorization_header)
     digests = [
@@ -164,8 +249,9 @@ def api_key_authenticate(
         for server_key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     ]
     # Looking up a keyed digest in an index tells a caller nothing about other digests.
-    key = ApiKey.objects.select_related("owner").filter(digest__in=digests).first()
-    if key is None:
+    opens = Q(digest__in=digests) | Q(old_digest__in=digests)
+    key = ApiKey.objects.select_related("owner").filter(opens).first()
+    if key is None or (key.digest not in digests and not key.has_old_secret):
         raise NotAuthenticated("This API key is not known. Check it, or make another.")
     if key.revoked_at is not None:
         raise NotAuthenticated("This API key was revoked. Make another on the account page.")
@@ -173,6 +259,8 @@ def api_key_authenticate(
         raise NotAuthenticated("This API key has expired. Make another on the account page.")
     if not key.owner.is_active:
         raise NotAuthenticated("The account of this API key is switched off.")
+    if key.allowed_networks and not networks_hold(key.allowed_networks, address):
+        raise NotAllowed("This API key may not be used from your network address.")
     if scope not in key.scopes:
         raise NotAllowed(
             f"This API key may not do this: it lacks the scope {scope}. Make a key that has it."

@@ -24,6 +24,7 @@ _NONE_WORDS = {
     "trusted_proxies": "none",
     "max_life_days": "no limit",
     "members": "nobody",
+    "allowed_models": "all",
 }
 _FIELD_WORDS = {
     **SETTING_WORDS,
@@ -32,6 +33,7 @@ _FIELD_WORDS = {
     "wait_s": "Wait in seconds",
     "members": "Members",
     "weight": "Share under load",
+    "allowed_models": "Models",
     "max_live_keys": "Keys a member at most",
     "max_life_days": "Longest life in days",
 }
@@ -46,6 +48,7 @@ ACTIONS = {
     "exposure.keep": ("exposure", "Kept the trial"),
     "exposure.take_back": ("exposure", "Took the trial back"),
     "user.create": ("users", "Added"),
+    "service.create": ("users", "Added the service account"),
     "user.make_admin": ("users", "Made admin:"),
     "user.take_admin": ("users", "Took admin away from"),
     "user.activate": ("users", "Switched on"),
@@ -60,6 +63,9 @@ ACTIONS = {
     "group.members": ("users", "Changed the group"),
     "group.delete": ("users", "Deleted the group"),
     "key.revoke": ("keys", "Revoked key"),
+    "key.create": ("keys", "Made key"),
+    "key.restrict": ("keys", "Changed key"),
+    "key.rotate": ("keys", "Rotated key"),
     "key.rules": ("keys", "Changed the rules for keys"),
     "model.load": ("models", "Began to load the model"),
     "model.pull": ("models", "Began to fetch the model"),
@@ -89,7 +95,7 @@ def audit_words(record: AuditRecord) -> str:
     _, words = ACTIONS.get(record.action, ("", record.action.replace(".", " ")))
     if "after" in record.detail:
         changes = change_words(record.detail["before"], record.detail["after"])
-        named = record.action.startswith(("quota.", "limit.", "group.", "weight."))
+        named = record.action.startswith(("quota.", "limit.", "group.", "weight.", "key.restrict"))
         whose = f" {record.target}" if named else ""
         return f"{words}{whose}: {changes}"
     owner = record.detail.get("owner")

@@ -29,10 +29,8 @@ async def users_by_owner(owners: Collection[str]) -> dict[str, list[Any]]:
 def _users_by_owner(owners: Collection[str]) -> dict[str, list[Any]]:
     ids = [int(owner) for owner in owners if owner.isascii() and owner.isdigit()]
     known = {
-        str(pk): [name, hue, shape]
-        for pk, name, hue, shape in User.objects.filter(pk__in=ids).values_list(
-            "pk", "username", "mark_hue", "mark_shape"
-        )
+        str(user.pk): [user.shown_name, user.mark_hue, user.mark_shape]
+        for user in User.objects.filter(pk__in=ids)
     }
     return {owner: known.get(owner, [owner, *NO_MARK]) for owner in owners}
 

@@ -7,6 +7,7 @@ from appliance.console import (
     views_keys,
     views_models,
     views_quotas,
+    views_services,
     views_usage,
     views_weights,
 )
@@ -54,10 +55,17 @@ urlpatterns: list[URLPattern | URLResolver] = [
     ),
     path("keys/", views_keys.keys, name="console_keys"),
     path("keys/rules/", views_keys.keys_rules, name="console_keys_rules"),
+    re_path(r"^keys/(?P<key_id>[0-9]{1,18})/$", views_keys.key, name="console_key"),
     re_path(
         r"^keys/(?P<key_id>[0-9]{1,18})/revoke/$",
         views_keys.key_revoke,
         name="console_key_revoke",
+    ),
+    path("service-accounts/", views_services.services, name="console_services"),
+    re_path(
+        r"^service-accounts/(?P<user_id>[0-9]{1,18})/$",
+        views_services.service,
+        name="console_service",
     ),
     path("usage/", views_usage.usage, name="console_usage"),
     path("usage/usage.csv", views_usage.usage_download, name="console_usage_csv"),

@@ -6,15 +6,18 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from appliance.account_page.key_page import key_page
 from appliance.accounts.access import admin_required
+from appliance.accounts.number_field import CountField
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import (
     MAX_KEYS_RULE,
@@ -23,7 +26,6 @@ from appliance.api_keys.services import (
     key_rules,
     key_rules_set,
 )
-from appliance.console.number_field import CountField
 from appliance.quotas.selectors import tokens_of_keys
 
 KEYS_A_PAGE = 50
@@ -60,6 +62,18 @@ def keys_rules(request: HttpRequest) -> HttpResponse:
     key_rules_set(request.user, **form.cleaned_data)
     messages.success(request, "Saved. The rules hold for keys that are made from now on.")
     return redirect("console_keys")
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+@admin_required
+def key(request: HttpRequest, key_id: int) -> HttpResponse:
+    """One key of anybody. Another secret only for service accounts: see `key_page`."""
+    found = get_object_or_404(ApiKey.objects.select_related("owner"), pk=key_id)
+    is_rotation = request.method == "POST" and request.POST.get("act") == "rotate"
+    if is_rotation and not found.owner.is_service:
+        raise PermissionDenied
+    return key_page(request, found, by=request.user)
 
 
 @never_cache

@@ -14,9 +14,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from appliance.accounts.access import admin_required
 from appliance.accounts.models import User
+from appliance.accounts.number_field import CountField
 from appliance.accounts.selectors import members
 from appliance.api_keys.models import ApiKey
-from appliance.console.number_field import CountField
 from appliance.errors import ApplianceError, EngineUnavailable, NotFound
 from appliance.quotas.limits import (
     LIMIT_KINDS,
@@ -67,7 +67,7 @@ class RuleForm(forms.Form):
 
 def _subjects() -> list[tuple[str, Any]]:
     groups = [(f"group:{group.pk}", group.name) for group in Group.objects.order_by("name")]
-    users = [(f"user:{user.pk}", user.username) for user in members()]
+    users = [(f"user:{user.pk}", user.shown_name) for user in members()]
     live = ApiKey.objects.filter(revoked_at=None, source="api").select_related("owner")
     keys = [
         (f"key:{key.pk}", f"{key.name} ({key.prefix}) of {key.owner.username}")

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 from appliance.account_page.usage_chart import short_count
 from appliance.account_page.views import csv_answer
 from appliance.accounts.access import admin_required
+from appliance.accounts.selectors import service_names
 from appliance.console.usage_drawing import usage_drawing
 from appliance.quotas.limits import quota_day
 from appliance.quotas.selectors import UsagePart, usage_parts
@@ -54,6 +55,7 @@ def usage(request: HttpRequest) -> HttpResponse:
         "section": "usage",
         "num_days": NUM_DAYS,
         "member": member,
+        "service_names": service_names(),
         "names": sorted(total.key for total in by_member),
         "chart": drawing,
         "top_label": short_count(drawing.top_tokens) if drawing else "",

@@ -1,5 +1,6 @@
 """The rules that admins set, and which of them hold for a caller. Blocking."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,12 @@ def limit_rule_save(
     group: Group | None = None,
     user: User | None = None,
     key: Any = None,
+    on_record: bool = True,
 ) -> LimitRule:
     """Make the rule of one subject (none of the three is everybody), or change the one it has.
 
-    It counts at once, also for the minute, day and month that run.
+    It counts at once, also for the minute, day and month that run. Without `on_record` it is no act
+    of an admin.
 
     Raises:
         BadRequest: an unknown limit, or a value or wait out of range.
@@ -83,6 +86,8 @@ def limit_rule_save(
             rule.value, rule.wait_s, rule.changed_by = value, wait_s, by
             rule.save()
             after = _fields(rule)
+            if not on_record:
+                return rule
             if before is None:
                 act_done(by, "limit.add", rule.who, before={limit: None}, after=after)
             elif before != after:
@@ -93,6 +98,44 @@ def limit_rule_save(
     except IntegrityError as exc:
         raise Conflict("Somebody made this rule at the same moment. Look at it first.") from exc
     return rule
+
+
+# What owners may limit their own keys by.
+KEY_LIMITS = ("requests_per_minute", "tokens_per_day")
+
+
+def own_key_limits(key: Any) -> dict[str, int | None]:
+    """Values of the rules on the key itself that its owner may set; None where there is none."""
+    rules = dict(LimitRule.objects.filter(key=key).values_list("limit", "value"))
+    return {name: rules.get(name) for name in KEY_LIMITS}
+
+
+def limit_rules_of_key(key: Any) -> list[str]:
+    """The limits on the key itself, in words."""
+    rules = LimitRule.objects.filter(key=key).order_by("limit")
+    return [LIMIT_KINDS[rule.limit].words(rule.value) for rule in rules]
+
+
+def own_key_limits_set(owner: User, key: Any, values: Mapping[str, int | None]) -> None:
+    """The owner of `key` limits it, or with None lifts the own limit again.
+
+    Raises:
+        Conflict: an admin set that limit; it stays.
+        BadRequest: a value out of range, or a limit that owners do not set.
+    """
+    with transaction.atomic():
+        for name, value in values.items():
+            if name not in KEY_LIMITS:
+                raise BadRequest(f"There is no {name!r} to set here.", param=name)
+            rule = LimitRule.objects.select_for_update().filter(limit=name, key=key).first()
+            if (None if rule is None else rule.value) == value:
+                continue
+            if rule is not None and rule.changed_by_id != owner.pk:
+                raise Conflict("An admin set this limit. Ask them to change it.", param=name)
+            if rule is not None and value is None:
+                rule.delete()
+            elif value is not None:
+                limit_rule_save(name, value, key=key, by=owner, on_record=False)
 
 
 def limit_rule_get(rule_id: int) -> LimitRule:

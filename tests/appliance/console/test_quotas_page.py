@@ -6,9 +6,9 @@ from django.core.exceptions import ValidationError
 from django.test import Client
 
 from appliance.accounts.models import User
+from appliance.accounts.number_field import CountField
 from appliance.api_keys.services import api_key_issue
 from appliance.console.models import AuditRecord
-from appliance.console.number_field import CountField
 from appliance.quotas.models import LimitRule
 from appliance.quotas.services import quota_reserve
 from appliance.serving.gateway import gateway_install, gateway_remove

@@ -6,6 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from appliance.accounts.models import User
+from appliance.api_keys.networks import networks_parse
 from appliance.api_keys.services import api_key_issue
 from appliance.errors import ApplianceError
 
@@ -36,6 +37,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--models", default="", help="names of models it may use, with commas (default: all)"
         )
+        parser.add_argument(
+            "--networks", default="", help="10.0.0.0/8,192.0.2.7: where it may be used from"
+        )
         parser.add_argument("--expires", type=life, help="12h, 90d, 4w (default: no end)")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -49,6 +53,7 @@ class Command(BaseCommand):
                 _names(options["scopes"]),
                 options["expires"],
                 allowed_models=_names(options["models"]),
+                allowed_networks=networks_parse(options["networks"]),
             )
         except ApplianceError as exc:
             raise CommandError(exc.message) from exc
