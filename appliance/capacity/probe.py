@@ -8,6 +8,7 @@ import aiohttp
 import psutil
 
 from appliance.capacity.load import LoadFailed
+from appliance.console.host_load import HostLoad
 
 SOURCE = "capacity"
 _MISSED_LOOKS = 5
@@ -28,6 +29,7 @@ class ServerProbe:
         parts = urlsplit(base_url)
         self._url = f"{parts.scheme}://{parts.netloc}/api/engine"
         self._client, self._pid = client, pid
+        self._load = HostLoad()
         self._missed = 0
         self.members_waiting = 0
         self.members_running = 0
@@ -106,10 +108,18 @@ class ServerProbe:
         if kv.get("blocks_total"):
             share = kv["blocks_used"] / kv["blocks_total"]
             self.kv_share = max(self.kv_share or 0.0, share)
+        used = self._memory_in_use()
+        if used is not None:
+            self.memory_bytes = max(self.memory_bytes or 0, used)
+
+    def _memory_in_use(self) -> int | None:
+        """Of the GPU where one serves, else of the server's process."""
         if self._pid is None:
-            return
+            return None
+        on_gpu = self._load.read(self.state)["gpu_memory_bytes"]
+        if on_gpu is not None:
+            return int(on_gpu)
         try:
-            used = psutil.Process(self._pid).memory_info().rss
+            return int(psutil.Process(self._pid).memory_info().rss)
         except psutil.Error:
-            return
-        self.memory_bytes = max(self.memory_bytes or 0, used)
+            return None

@@ -1,27 +1,22 @@
-"""Start, follow and end capacity tests. One at a time; one that died is told so. Blocking."""
+"""Follow and end capacity tests; one that died is told so. Blocking."""
 
-import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
-from kombu.exceptions import OperationalError as BrokerError
 
+from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_issue, api_key_revoke
 from appliance.capacity.figures import Level
 from appliance.capacity.models import CapacityLevel, CapacityRun
-from appliance.capacity.plan import Plan
 from appliance.capacity.probe import SOURCE
-from appliance.capacity.selectors import mix_named
-from appliance.errors import Conflict, EngineUnavailable, NotFound
+from appliance.errors import EngineUnavailable, NotFound
 from appliance.serving.start import address_read
-
-logger = logging.getLogger(__name__)
 
 KEY_NAME = "Capacity test"
 # Longer than any test; the key is revoked at the test's end, this is for one that died.
@@ -33,36 +28,6 @@ SLOW_PICK_UP = timedelta(seconds=5)
 NEVER_PICKED_UP = timedelta(minutes=2)
 
 _Status = CapacityRun.Status
-
-
-def run_start(plan: Plan, by: User) -> CapacityRun:
-    """Write the test down and hand it to the worker.
-
-    Raises BadRequest for a mix that there is not, Conflict when a test runs, EngineUnavailable
-    when the worker's queue does not take it.
-    """
-    from appliance.capacity.tasks import run_capacity
-
-    mix = mix_named(plan.mix)
-    runs_heal()
-    facts = {"median_prompt": mix.median_prompt, "median_answer": mix.median_answer}
-    try:
-        with transaction.atomic():
-            run = CapacityRun.objects.create(
-                started_by=by, started_by_name=by.username, plan=plan.as_dict(), facts=facts
-            )
-    except IntegrityError as exc:
-        raise Conflict("A test is running. Wait for its end, or stop it first.") from exc
-    try:
-        run_capacity.delay(run.pk)
-    except (BrokerError, OSError) as exc:
-        logger.warning("the task queue does not take the capacity test: %s", exc)
-        run_end(run.pk, _Status.FAILED, "The task queue does not answer.")
-        raise EngineUnavailable(
-            "The test cannot start: the task queue does not answer. Check Redis, or the data "
-            "folder's free space, and try again."
-        ) from exc
-    return run
 
 
 def run_of(run_id: int) -> CapacityRun:
@@ -78,8 +43,12 @@ def run_stop(run_id: int, by: User) -> None:
     reason = f"{by.username} stopped it."
     waiting = CapacityRun.objects.filter(pk=run_id, status=_Status.QUEUED)
     stopped = {"status": _Status.STOPPED, "is_open": False, "ended_at": timezone.now()}
-    if not waiting.update(**stopped, reason=reason):
-        CapacityRun.objects.filter(pk=run_id, is_open=True).update(stop_asked=True, reason=reason)
+    with transaction.atomic():
+        was_open = waiting.update(**stopped, reason=reason) or CapacityRun.objects.filter(
+            pk=run_id, is_open=True, stop_asked=False
+        ).update(stop_asked=True, reason=reason)
+        if was_open:
+            act_done(by, "capacity.stop", f"{run_id}")
 
 
 def run_claim(run_id: int) -> CapacityRun | None:

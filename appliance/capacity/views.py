@@ -15,7 +15,8 @@ from appliance.capacity.forms import CapacityForm
 from appliance.capacity.models import CapacityRun
 from appliance.capacity.plan import Plan
 from appliance.capacity.selectors import levels_of, run_as_dict, runs_shown, team_mix
-from appliance.capacity.services import run_of, run_start, run_stop, runs_heal
+from appliance.capacity.services import run_of, run_stop, runs_heal
+from appliance.capacity.start import run_start
 from appliance.capacity.table import as_csv
 from appliance.console.selectors import settings_version
 from appliance.errors import ApplianceError, NotFound

@@ -43,6 +43,8 @@ ACTIONS = {
     "request.kill": ("engine", "Killed request"),
     "engine.tune": ("engine", "Tuned"),
     "weight.set": ("engine", "Weight of"),
+    "capacity.start": ("engine", "Started capacity test"),
+    "capacity.stop": ("engine", "Stopped capacity test"),
     "exposure.change": ("exposure", "Changed exposure"),
     "exposure.try": ("exposure", "Put exposure on trial"),
     "exposure.keep": ("exposure", "Kept the trial"),

@@ -16,6 +16,8 @@ from appliance.capacity.models import CapacityLevel, CapacityRun
 from appliance.capacity.plan import Plan
 from appliance.capacity.recommend import Limits
 from appliance.capacity.services import key_issue, run_claim, run_end, run_progress, runs_heal
+from appliance.console.audit import audit_words
+from appliance.console.models import AuditRecord
 from appliance.serving.gateway import gateway_remove
 from tests.appliance.capacity.test_recommend import MEASURED
 from tests.appliance.fake_backend import FakeBackend
@@ -60,6 +62,10 @@ def html(client: Client, query: str = "") -> str:
     return text
 
 
+def acts() -> list[str]:
+    return [audit_words(record) for record in AuditRecord.objects.all()]
+
+
 def test_only_admins_see_and_do(alice: User, bob: User) -> None:
     run = make_run(alice)
     client = Client(headers={"host": "localhost"})
@@ -95,6 +101,7 @@ def test_starting_hands_the_checked_plan_to_the_worker(
     assert tuple(plan.levels) == (1, 2, 4)
     assert plan.limits == Limits(ttft_p95_s=2.0, itl_p95_s=0.035)
     assert (plan.is_low_priority, plan.raises_slots, plan.guard_s) == (False, True, 5.0)
+    assert acts() == [f"Started capacity test {run.pk} with 1, 2, 4 at the same time"]
     text = html(admin)
     assert "Waiting for the worker" in text
     assert "One at a time" in text
@@ -209,6 +216,8 @@ def test_stopping_a_running_one_reaches_the_worker(admin: Client, alice: User) -
     assert run_progress(run.pk, {"users": 1}) is None
     admin.post(f"{URL}{run.pk}/stop/")
     assert run_progress(run.pk, {"users": 1}) == "alice stopped it."
+    admin.post(f"{URL}{run.pk}/stop/")
+    assert acts() == [f"Stopped capacity test {run.pk}"], "asked for twice is one act"
     assert admin.get(f"{URL}{run.pk}/status/").json()["is_stopping"] is True
 
 

@@ -16,7 +16,7 @@ import django; django.setup()
 from appliance.accounts.models import User
 from appliance.capacity.plan import Plan
 from appliance.capacity.recommend import Limits
-from appliance.capacity.services import run_start
+from appliance.capacity.start import run_start
 limits = Limits(ttft_p95_s=600.0, itl_p95_s=600.0)
 plan = Plan(levels=LEVELS, level_s=SECONDS, limits=limits)
 print(run_start(plan, User.objects.get()).pk)
