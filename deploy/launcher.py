@@ -12,14 +12,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import venv
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+PYTEST = (str(PYTHON), "-m", "pytest")
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 # torch and the rest unpacked, with room for pip's own temporary files.
 INSTALL_BYTES = 5 * 1024**3
@@ -208,15 +211,23 @@ def make_data_dir(data_dir: Path) -> None:
 # ---- test
 
 
+Job = tuple[str, list[str]]
+# Half of the tests wait for a server, a browser or a database: one job alone leaves cores idle.
+JOBS_AT_ONCE = max(2, (os.cpu_count() or 2) // 2)
+
+
 def test(arguments: Sequence[str]) -> int:
-    """Every check, then every test; goes on after a failure so that one run shows all."""
+    """Every check and every test; goes on after a failure so that one run shows all."""
     debian_packages_make()
     environment_make(("test",))
     kernels_make()
-    failed = [name for name, command in checks() if not passes(name, command)]
-    for name, command in suites(arguments):
-        if not passes(name, command):
-            failed.append(name)
+    if arguments:
+        return subprocess.run([*PYTEST, *arguments], cwd=ROOT, check=False).returncode
+    jobs = [*suites(), *checks()]
+    say(f"Running {len(jobs)} jobs, {JOBS_AT_ONCE} at once; each is shown when it has ended")
+    with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+        passed = list(pool.map(passes, jobs))
+    failed = [name for (name, _), good in zip(jobs, passed, strict=True) if not good]
     if failed:
         say(f"\nFailed: {', '.join(failed)}")
         return 1
@@ -224,7 +235,7 @@ def test(arguments: Sequence[str]) -> int:
     return 0
 
 
-def checks() -> list[tuple[str, list[str]]]:
+def checks() -> list[Job]:
     bin_dir = VENV / "bin"
     manage = [str(PYTHON), "manage.py"]
     return [
@@ -237,31 +248,42 @@ def checks() -> list[tuple[str, list[str]]]:
     ]
 
 
-def suites(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    pytest = [str(PYTHON), "-m", "pytest"]
-    if arguments:
-        return [("tests", [*pytest, *arguments])]
+def suites() -> list[Job]:
+    """The longest first, so that none is left over at the end."""
     return [
-        ("tests", [*pytest, "tests", "--ignore=tests/e2e"]),
+        (
+            "web tests on PostgreSQL and Redis",
+            [*PYTEST, "-p", "tests.team_services", "-m", "not e2e", "tests/appliance"],
+        ),
+        ("web tests", [*PYTEST, "tests/appliance"]),
+        ("engine tests", [*PYTEST, "tests", "--ignore=tests/appliance", "--ignore=tests/e2e"]),
+        ("end-to-end tests", [*PYTEST, "tests/e2e"]),
         (
             "GPU kernels in Triton's interpreter",
             # Triton reads the variable when it is imported, hence a process of its own.
             [
-                *("env", "TRITON_INTERPRET=1", *pytest, "-k", "triton"),
+                *("env", "TRITON_INTERPRET=1", *PYTEST, "-k", "triton"),
                 *("tests/kernels", "tests/kernels_triton"),
             ],
         ),
-        (
-            "web tests on PostgreSQL and Redis",
-            [*pytest, "-p", "tests.team_services", "-m", "not e2e", "tests/appliance"],
-        ),
-        ("end-to-end tests", [*pytest, "tests/e2e"]),
     ]
 
 
-def passes(name: str, command: Sequence[str]) -> bool:
-    say(f"\n== {name}")
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+def passes(job: Job) -> bool:
+    name, command = job
+    begun = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        check=False,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    ending = "passed" if done.returncode == 0 else f"FAILED (exit status {done.returncode})"
+    say(f"\n== {name}: {ending} in {time.monotonic() - begun:.0f} s\n{done.stdout.rstrip()}")
+    return done.returncode == 0
 
 
 def debian_packages_make() -> None:

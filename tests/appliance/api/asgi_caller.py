@@ -15,16 +15,18 @@ from appliance.asgi import application
 DEADLINE_S = 20.0
 
 
-_tasks: set[asyncio.Task[None]] = set()
+_open: set["Answer"] = set()
 
 
 async def answers_end() -> None:
-    """What a test did not read to its end would hold files and slots into the next one."""
-    tasks = list(_tasks)
-    _tasks.clear()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """What a test did not read to its end would hold files and slots into the next one.
+
+    Each client leaves, as a browser does: cancelling the application instead would leave Django's
+    file of the body open.
+    """
+    answers = list(_open)
+    _open.clear()
+    await asyncio.gather(*(answer.leave() for answer in answers), return_exceptions=True)
 
 
 class Answer:
@@ -33,7 +35,7 @@ class Answer:
         self._received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._received.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self._task = asyncio.create_task(application(scope, self._received.get, self._sent.put))
-        _tasks.add(self._task)
+        _open.add(self)
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""

@@ -110,7 +110,8 @@ def test_a_model_that_is_not_there_ends_the_start_with_its_reason(serve):
 
 
 def test_what_waits_at_a_stop_is_refused_and_costs_nothing_d08(serve):
-    server = serve().until_ready()
+    # Time enough for the one that runs: here it must not be cut.
+    server = serve(APPLIANCE_DRAIN_SECONDS=str(WAIT_S)).until_ready()
     made = run_python(server.data_dir, "-c", MAKE_KEY)
     key = {"Authorization": f"Bearer {made.stdout.strip()}"}
     asked = {
