@@ -1,6 +1,5 @@
 """Fixtures that every part may need. Imports nothing heavy: planning tests run without torch."""
 
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +16,8 @@ def bundled_model_dir() -> Path:
     """The folder of the real bundled model, fetched and imported once, then kept."""
     from inference.model_store import ModelStore
 
-    MODEL_CACHE.mkdir(parents=True, exist_ok=True)
     store = ModelStore(MODEL_CACHE)
-    # deploy/test runs several suites at once; the first fetches it for all.
-    with (MODEL_CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return store.ensure_default(lambda share, text: None)
+    return store.ensure_default(lambda share, text: None)
 
 
 @pytest.fixture
