@@ -1,8 +1,8 @@
 """The forward pass as one compiled call a step: all layers, the GIL released.
 
 For decoders of Llama's shape on a CPU, with keys and values in bfloat16. Few rows multiply with the
-checkpoint's own quantised groups, where `quantized.safetensors` has them; many rows with bfloat16
-weights packed for oneDNN (fp32 where the processor has no bfloat16).
+checkpoint's own quantised groups, where `quantized.safetensors` has them; many rows with the same
+groups, or with bfloat16 weights packed for oneDNN, whichever the processor's kernels do best.
 
 NOTE: everything here runs on the engine thread, loading too. OpenMP keeps a pool of threads for
 each thread that starts parallel work; a second pool on the same cores halves the speed.
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS_FILE = "quantized.safetensors"
 GROUPS_FORMAT = "blockhouse-groups-32-v1"
+SUPER_BLOCK_BITS = (4, 5, 6)
 MAX_HEAD_DIM = 256
 
 Progress = Callable[[float, str], None]
@@ -100,7 +101,7 @@ def make_native_forward(
         raise ForwardUnavailable(f"this processor cannot run the {chosen} kernels")
     loader = _Loader(spec, chosen, model_dir, on_progress, use_groups=use_groups)
     model = loader.build(storage, config.max_model_len or model_config.max_position)
-    library.take_threads(chosen)
+    library.take_threads(own=not loader.calls_torch)
     title = library.kernels_title(chosen)
     logger.info(
         "Native forward pass with %s kernels; %d of %d linears have quantised groups.",
@@ -150,11 +151,27 @@ def _unsupported(
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """The side file's tensors of one linear, which may be several stacked."""
+    """The side file's tensors of one matrix."""
 
     quants: Tensor
     scales: Tensor
     mins: Tensor | None
+
+    def add_to(self, linear: Any) -> bool:
+        added: bool = linear.add_groups(self.quants, self.scales, self.mins)
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class _SuperBlocks:
+    """One matrix in GGUF's blocks of 256, as the file had it."""
+
+    blocks: Tensor
+    bits: int
+
+    def add_to(self, linear: Any) -> bool:
+        added: bool = linear.add_super_blocks(self.blocks, self.bits)
+        return added
 
 
 class _GroupsFile:
@@ -175,23 +192,24 @@ class _GroupsFile:
         self._file = opened
         self._names = frozenset(opened.keys())
 
-    def read(self, weights: Sequence[str]) -> _Groups | None:
-        """Groups of the checkpoint's `weights`, stacked; None unless all have them alike."""
-        stems = [name.removesuffix(".weight") for name in weights]
-        if not all(f"{stem}.quants" in self._names for stem in stems):
-            return None
-        with_mins = [f"{stem}.mins" in self._names for stem in stems]
-        if len(set(with_mins)) > 1:
-            return None
-        quants = [self._file.get_tensor(f"{stem}.quants") for stem in stems]
-        if len({part.shape[1] for part in quants}) > 1:
-            return None
+    def add_to(self, linear: Any, weights: Sequence[str]) -> bool:
+        """Put the groups of the checkpoint's `weights`, stacked, into a linear; False, and none,
+        unless the file has all of them in forms that the kernels cover."""
+        parts = [self._read(name.removesuffix(".weight")) for name in weights]
+        return all(part is not None and part.add_to(linear) for part in parts)
 
-        def stacked(kind: str) -> Tensor:
-            return torch.cat([self._file.get_tensor(f"{stem}.{kind}") for stem in stems])
-
-        mins = stacked("mins") if with_mins[0] else None
-        return _Groups(torch.cat(quants), stacked("scales"), mins)
+    def _read(self, stem: str) -> _Groups | _SuperBlocks | None:
+        for bits in SUPER_BLOCK_BITS:
+            if f"{stem}.q{bits}_k" in self._names:
+                return _SuperBlocks(self._file.get_tensor(f"{stem}.q{bits}_k"), bits)
+        if f"{stem}.quants" not in self._names:
+            return None
+        mins = f"{stem}.mins" if f"{stem}.mins" in self._names else None
+        return _Groups(
+            self._file.get_tensor(f"{stem}.quants"),
+            self._file.get_tensor(f"{stem}.scales"),
+            self._file.get_tensor(mins) if mins else None,
+        )
 
 
 class _Loader:
@@ -208,6 +226,8 @@ class _Loader:
     ) -> None:
         self.num_linears = 0
         self.num_grouped = 0
+        # Whether some linear multiplies in torch, on torch's threads.
+        self.calls_torch = False
         self._spec = spec
         self._kernels = kernels
         self._checkpoint = Checkpoint(model_dir)
@@ -286,9 +306,9 @@ class _Loader:
     def _linear(self, parameter: str, num_columns: int, depth: int) -> Any:
         linear = library.new_linear(self._kernels, num_columns, depth)
         self.num_linears += 1
-        groups = self._groups.read(self._names(parameter)) if self._groups else None
-        if groups and linear.set_groups(groups.quants, groups.scales, groups.mins):
+        if self._groups and self._groups.add_to(linear, self._names(parameter)):
             self.num_grouped += 1
         if not linear.groups_suffice():
             linear.set_dense(self._read(parameter, num_columns, depth))
+        self.calls_torch |= linear.calls_torch()
         return linear

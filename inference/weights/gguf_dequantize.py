@@ -16,7 +16,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 _BLOCK = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
-GROUP_SIZE = 32
+# Kept as they are for the CPU kernels, which read the blocks themselves.
+SUPER_BLOCK_TYPES = frozenset({"Q4_K", "Q5_K", "Q6_K"})
 
 
 def dequantize(type_name: str, data: Bytes) -> Floats:

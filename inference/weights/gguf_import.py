@@ -1,8 +1,8 @@
 """One-time import of a GGUF file into a model folder that the engine loads in a second. No torch.
 
 The folder holds config.json, generation_config.json, the tokenizer's files, chat_template.jinja,
-model.safetensors (bfloat16) and, where the file has matrices in groups of 32, their exact groups in
-quantized.safetensors for the CPU kernels. It appears whole or not at all.
+model.safetensors (bfloat16) and, where the file has quantised matrices, their exact groups or
+blocks in quantized.safetensors for the CPU kernels. It appears whole or not at all.
 """
 
 import json
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from inference.errors import ModelLoadError, UnsupportedArchitecture
 from inference.weights.gguf_dequantize import (
+    SUPER_BLOCK_TYPES,
     dequantize,
     to_bfloat16_bits,
     to_quant_groups,
@@ -182,10 +183,16 @@ def _bfloat16_plan(name: str, tensor: GGUFTensor, norm_offset: float) -> TensorP
 
 
 def _group_plans(name: str, tensor: GGUFTensor) -> Iterator[TensorPlan]:
+    stem = name.removesuffix(".weight")
+    if tensor.type_name in SUPER_BLOCK_TYPES and len(tensor.shape) == 2:
+        blocks = tensor.data.reshape(tensor.shape[0], -1)
+        yield TensorPlan(
+            f"{stem}.{tensor.type_name.lower()}", "U8", blocks.shape, partial(_whole, blocks)
+        )
+        return
     groups = to_quant_groups(tensor.type_name, tensor.data, tensor.shape)
     if groups is None:
         return
-    stem = name.removesuffix(".weight")
     parts: Iterable[tuple[str, str, npt.NDArray[Any] | None]] = (
         ("quants", "U8", groups.quants),
         ("scales", "F16", groups.scales),

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "amx_tile.h"
-#include "attention_rows.h"
+#include "attention_tile.h"
 
 namespace blockhouse {
 namespace {
@@ -23,14 +23,15 @@ BH_INLINE int64_t group_size(const AttentionArgs& args) {
   return args.num_heads / args.num_kv_heads;
 }
 
-int64_t amx_query_rows(const AttentionArgs& args) {
-  const int64_t rows = kItemColumns / group_size(args);
-  return rows < 1 ? 1 : rows;
+// Blocks hold whole tiles of bf16 tokens, and heads whole tiles of pairs.
+bool has_amx_shape(const AttentionArgs& args) {
+  return !args.key_scales && args.block_size % kTileRows == 0 && has_pair_order(args.head_dim);
 }
 
-// Blocks hold whole tiles of tokens, and heads whole tiles of pairs.
-bool has_amx_shape(const AttentionArgs& args) {
-  return args.block_size % kTileRows == 0 && has_pair_order(args.head_dim);
+int64_t amx_query_rows(const AttentionArgs& args) {
+  if (!has_amx_shape(args)) return tile_query_rows(args);
+  const int64_t rows = kItemColumns / group_size(args);
+  return rows < 1 ? 1 : rows;
 }
 
 BH_INLINE int64_t query_tiles(const AttentionArgs& args, int64_t rows) {
@@ -80,7 +81,7 @@ BH_INLINE StepMemory step_at(float* memory) {
 }
 
 int64_t amx_attention_scratch(const AttentionArgs& args) {
-  if (!has_amx_shape(args)) return attention_scratch_rows(args);
+  if (!has_amx_shape(args)) return tile_attention_scratch(args);
   const int64_t several = state_floats(args, query_tiles(args, amx_query_rows(args)));
   const int64_t single = args.num_kv_heads * state_floats(args, query_tiles(args, 1));
   return step_floats(args) + (several > single ? several : single);
@@ -169,8 +170,8 @@ Context context_at(const AttentionArgs& args, const AttentionItem& item, int64_t
   for (int64_t t = 0; t < 4; t++) {
     const int64_t start = t * kTileRows < context.tokens ? first + t * kTileRows : first;
     const int64_t offset = block_offset(args, table, start) + kv * args.head_dim;
-    context.keys[t] = args.key_cache + offset;
-    context.values[t] = args.value_cache + offset;
+    context.keys[t] = (const bf16*)args.key_cache + offset;
+    context.values[t] = (const bf16*)args.value_cache + offset;
   }
   return context;
 }
@@ -361,12 +362,12 @@ void finish_queries(const AttentionArgs& args, const AttentionItem& item, int64_
     const float* sums = state.sums + column * dim;
     if (item.partial) {
       float* part = item.partial + head * (dim + 2);
-      store_sum(sums, dim, 1.0f, part);
+      store_sum<bf16>(sums, dim, 1.0f, part);
       part[dim] = state.maximum[column];
       part[dim + 1] = state.weight_sum[column];
     } else {
       Act* out = (Act*)args.out + (row * args.num_heads + head) * dim;
-      store_sum(sums, dim, 1.0f / state.weight_sum[column], out);
+      store_sum<bf16>(sums, dim, 1.0f / state.weight_sum[column], out);
     }
   }
 }
@@ -387,8 +388,8 @@ void prefetch_share(const AttentionArgs& args, const AttentionItem& item, int64_
   int64_t offset = block_offset(args, table, begin) + item.kv_head_begin * args.head_dim;
   for (int64_t position = begin; position < end; position++) {
     for (int64_t d = 0; d < width; d += 32) {
-      _mm_prefetch((const char*)(args.key_cache + offset + d), _MM_HINT_T0);
-      _mm_prefetch((const char*)(args.value_cache + offset + d), _MM_HINT_T0);
+      _mm_prefetch((const char*)((const bf16*)args.key_cache + offset + d), _MM_HINT_T0);
+      _mm_prefetch((const char*)((const bf16*)args.value_cache + offset + d), _MM_HINT_T0);
     }
     offset += row;
     // The next token may lie in another block.
@@ -398,7 +399,7 @@ void prefetch_share(const AttentionArgs& args, const AttentionItem& item, int64_
 }
 
 void amx_attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  if (!has_amx_shape(args)) return attend_rows(args, item, scratch);
+  if (!has_amx_shape(args)) return attend_tile_or_row(args, item, scratch);
   const int64_t tiles = query_tiles(args, item.num_rows);
   const StepMemory step = step_at(scratch);
   float* states = scratch + step_floats(args);

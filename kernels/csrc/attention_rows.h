@@ -4,15 +4,13 @@
 //
 //   kRunTokens                      most tokens of one run (a run lies inside one block)
 //   attend_run(run, state)          scores, softmax and weighted sum of one run for one kv head
-//   store_sum(acc, head_dim, scale, out)   one head's weighted sum, in plain order, to float or Act
+//   store_sum<Kv>(acc, head_dim, scale, out)   one head's sum, in plain order, to float or Act
 #pragma once
 
 #include "attention_run.h"
 
 namespace blockhouse {
 namespace {
-
-int64_t query_rows_each(const AttentionArgs&) { return 16; }
 
 int64_t attention_scratch_rows(const AttentionArgs& args) {
   return args.num_heads * (args.head_dim + 2);
@@ -33,18 +31,37 @@ BH_INLINE int64_t block_offset(const AttentionArgs& args, const int32_t* table, 
   return slot * args.num_kv_heads * args.head_dim;
 }
 
+template <class Kv>
+BH_INLINE Run<Kv> run_at(const AttentionArgs& args, int64_t offset, int64_t next_offset,
+                         int64_t kv) {
+  const int64_t dim = args.head_dim, place = offset + kv * dim, next = next_offset + kv * dim;
+  Run<Kv> run;
+  run.keys = (const Kv*)args.key_cache + place;
+  run.values = (const Kv*)args.value_cache + place;
+  run.next_keys = (const Kv*)args.key_cache + next;
+  run.next_values = (const Kv*)args.value_cache + next;
+  run.key_scales = sizeof(Kv) == 1 ? args.key_scales + place / dim : nullptr;
+  run.value_scales = sizeof(Kv) == 1 ? args.value_scales + place / dim : nullptr;
+  run.token_stride = args.num_kv_heads * dim;
+  run.scale_stride = args.num_kv_heads;
+  run.group = args.num_heads / args.num_kv_heads;
+  run.head_dim = dim;
+  run.scale = args.scale * kLog2E;
+  return run;
+}
+
 BH_INLINE int64_t run_length(const AttentionArgs& args, int64_t position, int64_t end) {
   int64_t tokens = args.block_size - position % args.block_size;
   if (tokens > kRunTokens) tokens = kRunTokens;
   return tokens < end - position ? tokens : end - position;
 }
 
-void attend_row(const AttentionArgs& args, const AttentionItem& item, int64_t row,
-                int64_t context_end, float* scratch) {
+template <class Kv>
+void attend_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  const int64_t row = item.first_row, context_end = item.context_end;
   const int64_t dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   const int64_t first_head = item.kv_head_begin * group;
   const int64_t heads = (item.kv_head_end - item.kv_head_begin) * group;
-  const int64_t token_stride = args.num_kv_heads * dim;
   const int32_t* table = args.block_tables + item.request * args.table_stride;
   const Act* query = (const Act*)args.query + row * args.query_stride;
   float* acc = scratch;
@@ -60,17 +77,9 @@ void attend_row(const AttentionArgs& args, const AttentionItem& item, int64_t ro
     const int64_t next_offset = next < context_end ? block_offset(args, table, next) : offset;
     for (int64_t kv = item.kv_head_begin; kv < item.kv_head_end; kv++) {
       const int64_t head = (kv - item.kv_head_begin) * group;
-      Run run;
+      Run<Kv> run = run_at<Kv>(args, offset, next_offset, kv);
       run.query = query + kv * group * dim;
-      run.keys = args.key_cache + offset + kv * dim;
-      run.values = args.value_cache + offset + kv * dim;
-      run.next_keys = args.key_cache + next_offset + kv * dim;
-      run.next_values = args.value_cache + next_offset + kv * dim;
-      run.token_stride = token_stride;
       run.tokens = tokens;
-      run.group = group;
-      run.head_dim = dim;
-      run.scale = args.scale * kLog2E;
       attend_run(run, acc + head * dim, maximum + head, sum + head);
     }
     position = next;
@@ -79,24 +88,21 @@ void attend_row(const AttentionArgs& args, const AttentionItem& item, int64_t ro
   for (int64_t h = 0; h < heads; h++) {
     if (item.partial) {
       float* part = item.partial + (first_head + h) * (dim + 2);
-      store_sum(acc + h * dim, dim, 1.0f, part);
+      store_sum<Kv>(acc + h * dim, dim, 1.0f, part);
       part[dim] = maximum[h];
       part[dim + 1] = sum[h];
     } else {
       Act* out = (Act*)args.out + (row * args.num_heads + first_head + h) * dim;
-      store_sum(acc + h * dim, dim, 1.0f / sum[h], out);
+      store_sum<Kv>(acc + h * dim, dim, 1.0f / sum[h], out);
     }
   }
 }
 
-// Several rows one after another: right everywhere, and what serves where no tiled kernel does.
-void attend_rows(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  if (item.num_rows == 1) {
-    attend_row(args, item, item.first_row, item.context_end, scratch);
-    return;
-  }
-  for (int64_t r = 0; r < item.num_rows; r++)
-    attend_row(args, item, item.first_row + r, item.first_position + r + 1, scratch);
+void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  if (args.key_scales)
+    attend_row<int8_t>(args, item, scratch);
+  else
+    attend_row<bf16>(args, item, scratch);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ BH_INLINE __m512 sum_each(__m512* v) {
 
 // log2 scores of the run's tokens; lanes past its end are -infinity.
 template <int kChunks>
-BH_INLINE __m512 score_run(const Run& run, const bf16* query, __mmask16 valid) {
+BH_INLINE __m512 score_run(const Run<bf16>& run, const bf16* query, __mmask16 valid) {
   __m512 each[16];
 #pragma GCC unroll 16
   for (int t = 0; t < 16; t++) {
@@ -68,7 +68,7 @@ BH_INLINE float weigh_run(__m512 scores, __mmask16 valid, float* maximum, float*
 
 // acc = acc * factor + weights * v for kHeads heads that share the kv head.
 template <int kHeads>
-BH_INLINE void add_values(const Run& run, const uint16_t (*weights)[16], const float* factors,
+BH_INLINE void add_values(const Run<bf16>& run, const uint16_t (*weights)[16], const float* factors,
                           float* acc) {
   for (int64_t d = 0; d < run.head_dim; d += kChunk) {
     __m512 low[kHeads], high[kHeads];
@@ -109,7 +109,7 @@ BH_INLINE void prefetch_rows(const bf16* rows, int64_t tokens, int64_t stride, i
 }
 
 template <int kHeads, int kChunks>
-BH_INLINE void attend_heads(const Run& run, int64_t head, __mmask16 valid, float* acc,
+BH_INLINE void attend_heads(const Run<bf16>& run, int64_t head, __mmask16 valid, float* acc,
                             float* maximum, float* sum) {
   alignas(64) uint16_t weights[kHeads][16];
   float factors[kHeads];
@@ -122,7 +122,7 @@ BH_INLINE void attend_heads(const Run& run, int64_t head, __mmask16 valid, float
 }
 
 template <int kChunks>
-void attend_run_pairs(const Run& run, float* acc, float* maximum, float* sum) {
+void attend_run_pairs(const Run<bf16>& run, float* acc, float* maximum, float* sum) {
   const __mmask16 valid = (__mmask16)((1u << run.tokens) - 1);
   prefetch_rows(run.next_keys, run.tokens, run.token_stride, run.head_dim);
   int64_t head = 0;
@@ -137,8 +137,12 @@ void attend_run_pairs(const Run& run, float* acc, float* maximum, float* sum) {
   prefetch_rows(run.next_values, run.tokens, run.token_stride, run.head_dim);
 }
 
+BH_INLINE void attend_run(const Run<int8_t>& run, float* acc, float* maximum, float* sum) {
+  attend_run_any(run, acc, maximum, sum);
+}
+
 // Head sizes that are no multiple of 32 take the general code.
-void attend_run(const Run& run, float* acc, float* maximum, float* sum) {
+void attend_run(const Run<bf16>& run, float* acc, float* maximum, float* sum) {
   switch (run.head_dim) {
     case 32: return attend_run_pairs<1>(run, acc, maximum, sum);
     case 64: return attend_run_pairs<2>(run, acc, maximum, sum);
@@ -155,9 +159,9 @@ bool has_pair_order(int64_t head_dim) {
          head_dim == 192 || head_dim == 256;
 }
 
-template <class Out>
+template <class Kv, class Out>
 void store_sum(const float* acc, int64_t head_dim, float scale, Out* out) {
-  if (!has_pair_order(head_dim)) return store_sum_any(acc, head_dim, scale, out);
+  if (sizeof(Kv) == 1 || !has_pair_order(head_dim)) return store_sum_any(acc, head_dim, scale, out);
   const __m512i first =
       _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i second =

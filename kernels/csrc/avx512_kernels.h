@@ -11,9 +11,10 @@ constexpr int64_t kRunTokens = 16;
 }  // namespace blockhouse
 
 #include "attention_run_avx512.h"
-#include "attention_rows.h"
+#include "attention_tile.h"
 #include "elementwise.h"
 #include "quant_avx512.h"
+#include "quant_generic.h"
 
 namespace blockhouse {
 namespace {
@@ -27,18 +28,19 @@ constexpr Kernels avx512_kernels() {
   kernels.add_rms_norm = add_rms_norm;
   kernels.rope_and_write = rope_and_write;
   kernels.silu_and_mul = silu_and_mul;
-  kernels.attention_scratch = attention_scratch_rows;
-  kernels.query_rows = query_rows_each;
-  kernels.attend = attend_rows;
+  kernels.attention_scratch = tile_attention_scratch;
+  kernels.query_rows = tile_query_rows;
+  kernels.attend = attend_tile_or_row;
   kernels.combine = combine;
-  kernels.tile_columns = kColumns;
-  kernels.quant_row_limit = 16;
-  kernels.quant_sizes = quant_sizes;
-  kernels.quant_pack = quant_pack;
-  kernels.quant_prepared_size = group_sums_size;
-  kernels.quant_scratch_size = no_scratch;
-  kernels.quant_prepare = prepare_group_sums;
-  kernels.quant_linear = quant_linear;
+  kernels.groups.tile_columns = kColumns;
+  kernels.groups.row_limit = 16;
+  kernels.groups.sizes = quant_sizes;
+  kernels.groups.pack = quant_pack;
+  kernels.groups.prepared_size = group_sums_size;
+  kernels.groups.scratch_size = no_scratch;
+  kernels.groups.prepare = prepare_group_sums;
+  kernels.groups.linear = quant_linear;
+  kernels.super_blocks = tile_kernels(16);
   return kernels;
 }
 

@@ -16,11 +16,12 @@ namespace {
 
 constexpr int64_t kRunTokens = kMaxRunTokens;
 
-BH_INLINE void attend_run(const Run& run, float* acc, float* maximum, float* sum) {
+template <class Kv>
+BH_INLINE void attend_run(const Run<Kv>& run, float* acc, float* maximum, float* sum) {
   attend_run_any(run, acc, maximum, sum);
 }
 
-template <class Out>
+template <class Kv, class Out>
 BH_INLINE void store_sum(const float* acc, int64_t head_dim, float scale, Out* out) {
   store_sum_any(acc, head_dim, scale, out);
 }
@@ -28,7 +29,7 @@ BH_INLINE void store_sum(const float* acc, int64_t head_dim, float scale, Out* o
 }  // namespace
 }  // namespace blockhouse
 
-#include "attention_rows.h"
+#include "attention_tile.h"
 
 namespace blockhouse {
 namespace {
@@ -42,18 +43,12 @@ constexpr Kernels generic_kernels(const char* id, const char* title) {
   kernels.add_rms_norm = add_rms_norm;
   kernels.rope_and_write = rope_and_write;
   kernels.silu_and_mul = silu_and_mul;
-  kernels.attention_scratch = attention_scratch_rows;
-  kernels.query_rows = query_rows_each;
-  kernels.attend = attend_rows;
+  kernels.attention_scratch = tile_attention_scratch;
+  kernels.query_rows = tile_query_rows;
+  kernels.attend = attend_tile_or_row;
   kernels.combine = combine;
-  kernels.tile_columns = kLanes;
-  kernels.quant_row_limit = 16;
-  kernels.quant_sizes = quant_sizes;
-  kernels.quant_pack = quant_pack;
-  kernels.quant_prepared_size = group_sums_size;
-  kernels.quant_scratch_size = no_scratch;
-  kernels.quant_prepare = prepare_group_sums;
-  kernels.quant_linear = quant_linear;
+  kernels.groups = kernels.super_blocks = tile_kernels(INT64_MAX);
+  kernels.packs_dense = true;
   return kernels;
 }
 

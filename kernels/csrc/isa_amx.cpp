@@ -13,12 +13,12 @@ constexpr Kernels amx_kernels() {
   kernels.query_rows = amx_query_rows;
   kernels.attention_scratch = amx_attention_scratch;
   kernels.attend = amx_attend;
-  kernels.quant_row_limit = INT64_MAX;
+  kernels.groups.row_limit = INT64_MAX;
+  kernels.groups.prepared_size = amx_prepared_size;
+  kernels.groups.scratch_size = amx_scratch_size;
+  kernels.groups.prepare = amx_prepare;
+  kernels.groups.linear = amx_linear;
   kernels.packs_dense = true;
-  kernels.quant_prepared_size = amx_prepared_size;
-  kernels.quant_scratch_size = amx_scratch_size;
-  kernels.quant_prepare = amx_prepare;
-  kernels.quant_linear = amx_linear;
   return kernels;
 }
 

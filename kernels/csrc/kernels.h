@@ -44,8 +44,10 @@ struct RopeArgs {
 struct AttentionArgs {
   const void* query;      // row t, head h at t * query_stride + h * head_dim
   int64_t query_stride;
-  const bf16* key_cache;  // [blocks, block_size, kv_heads, head_dim]
-  const bf16* value_cache;
+  const void* key_cache;  // [blocks, block_size, kv_heads, head_dim] bf16, or int8 with scales
+  const void* value_cache;
+  const float* key_scales;  // [blocks, block_size, kv_heads]; null: the caches are bf16
+  const float* value_scales;
   const int32_t* block_tables;  // [requests, table_stride]
   int64_t table_stride;
   int64_t block_size, num_heads, num_kv_heads, head_dim;
@@ -68,31 +70,52 @@ struct AttentionItem {
 
 // Weights as tiles of columns. 4 and 8 bits: in groups of 32 along k, w = scale * q + min, or
 // scale * (q - centre) without a min, where the centre is 8 for 4 bits and 128 for 8 bits; 8 bits
-// have no min. 16 bits: plain bf16. See quant_*.h for each packed layout.
+// have no min. 16 bits: plain bf16. Super-blocks: GGUF's Q4_K, Q5_K and Q6_K, told apart by 4, 5 or 6
+// bits; groups of 32 (16 for 6 bits, with centre 32) share an fp16 scale for each 256 numbers. See
+// quant_*.h for each packed layout.
 struct QuantWeights {
   int64_t num_columns, depth;  // n, k
-  int bits;                    // 4, 8 or 16
+  int bits;                    // 4, 5, 6, 8 or 16
   bool has_min;
+  bool super_blocks;
   uint8_t* values;
   uint16_t* scales;            // fp16; none for 16 bits
 };
 
 // Source of a pack: rows of `num_columns`, as in the checkpoint's side file.
 struct QuantSource {
-  // 4 bits: [n, k/2], even k in the low nibble; 8 bits: [n, k], q + 128; 16 bits: [n, k] bf16
+  // 4 bits: [n, k/2], even k in the low nibble; 8 bits: [n, k], q + 128; 16 bits: [n, k] bf16;
+  // super-blocks: [n, k/256] blocks as GGUF has them, scales included
   const uint8_t* quants;
-  const uint16_t* scales;  // [n, k/32] fp16
+  const uint16_t* scales;  // [n, k/32] fp16; null for super-blocks
   const uint16_t* mins;    // [n, k/32] fp16, or null
 };
 
 struct QuantLinearArgs {
   QuantWeights weights;
   const void* input;   // [rows, depth] activations
-  float* prepared;     // what quant_prepare makes of `input`
-  void* out;           // [rows, num_columns] activations, or float where out_float
+  float* prepared;     // what QuantKernels::prepare makes of `input`
+  void* out;           // rows out_stride apart: activations, or float where out_float
+  int64_t out_stride;
   bool out_float;
   int64_t num_rows;
   bool as_many;  // few rows too take the form that many rows take, and so round as they do
+};
+
+// One packed form of weights and what multiplies with it.
+struct QuantKernels {
+  int64_t tile_columns;  // columns of one unit of work; num_columns is a multiple
+  int64_t row_limit;     // with more rows than this dense weights are faster
+  // Bytes of packed values and count of packed fp16 scales.
+  void (*sizes)(const QuantWeights&, int64_t* value_bytes, int64_t* num_scales);
+  // False where the source holds a value that the packed form cannot (8 bits: q = -128).
+  bool (*pack)(const QuantSource&, const QuantWeights&);
+  // Floats of `prepared`, and of the scratch of one call of `linear`.
+  int64_t (*prepared_size)(const QuantLinearArgs&);
+  int64_t (*scratch_size)(const QuantLinearArgs&);
+  // For rows 16 * begin to 16 * end; before `linear`.
+  void (*prepare)(const QuantLinearArgs&, int64_t begin, int64_t end);
+  void (*linear)(const QuantLinearArgs&, float* scratch, int64_t tile_begin, int64_t tile_end);
 };
 
 struct Kernels {
@@ -113,20 +136,9 @@ struct Kernels {
   // Joins the partial results of one row: [splits, heads, head_dim + 2] into out row.
   void (*combine)(const AttentionArgs&, const float* partial, int64_t splits, int64_t row);
 
-  int64_t tile_columns;  // columns of one unit of work; num_columns is a multiple
-  int64_t quant_row_limit;  // with more rows than this the dense weights are faster
-  bool packs_dense;      // whether 16-bit weights can be packed
-  // Bytes of packed values and count of packed fp16 scales.
-  void (*quant_sizes)(const QuantWeights&, int64_t* value_bytes, int64_t* num_scales);
-  // False where the source holds a value that the packed form cannot (8 bits: q = -128).
-  bool (*quant_pack)(const QuantSource&, const QuantWeights&);
-  // Floats of `prepared`, and of the scratch of one call of quant_linear.
-  int64_t (*quant_prepared_size)(const QuantLinearArgs&);
-  int64_t (*quant_scratch_size)(const QuantLinearArgs&);
-  // For rows 16 * begin to 16 * end; before quant_linear.
-  void (*quant_prepare)(const QuantLinearArgs&, int64_t begin, int64_t end);
-  void (*quant_linear)(const QuantLinearArgs&, float* scratch, int64_t tile_begin,
-                       int64_t tile_end);
+  QuantKernels groups;        // groups of 32, and 16 bits where packs_dense
+  QuantKernels super_blocks;  // GGUF's K formats
+  bool packs_dense;           // whether 16-bit weights can be packed
 };
 
 // The named kernels, or null where this build or this processor lacks them.

@@ -60,7 +60,9 @@ TORCH_LIBRARY(blockhouse, library) {
   library.class_<Linear>("Linear")
       .def(torch::init<const std::string&, int64_t, int64_t>())
       .def("set_dense", &Linear::set_dense)
-      .def("set_groups", &Linear::set_groups)
+      .def("add_groups", &Linear::add_groups)
+      .def("add_super_blocks", &Linear::add_super_blocks)
+      .def("calls_torch", &Linear::calls_torch)
       .def("groups_suffice", &Linear::groups_suffice)
       .def("run", [](const c10::intrusive_ptr<Linear>& self, const at::Tensor& x,
                      bool out_float) { return self->run(x, out_float); });

@@ -236,7 +236,7 @@ void store_pair(const QuantLinearArgs& args, int64_t row, int64_t tile, bool two
     const __m512 first = _mm512_load_ps(sums + r * kPairColumns);
     const __m512 second = _mm512_load_ps(sums + r * kPairColumns + kColumns);
     if (two && !args.out_float) {
-      bf16* to = (bf16*)args.out + (row + r) * args.weights.num_columns + tile * kColumns;
+      bf16* to = (bf16*)args.out + (row + r) * args.out_stride + tile * kColumns;
       _mm512_storeu_si512((void*)to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
     } else {
       store_total(args, row + r, tile, first);

@@ -7,6 +7,10 @@
 namespace blockhouse {
 namespace {
 
+int64_t group_sums_size(const QuantLinearArgs& args) {
+  return args.num_rows * (args.weights.depth / kGroup);
+}
+
 template <int kRows, int kBits>
 BH_INLINE void add_pairs(const __m512i* unpacked, const bf16* input, int64_t depth,
                          const float* sums, int64_t groups, const GroupScale& by, __m512* total) {

@@ -1,10 +1,6 @@
 // What every packed form of weights in groups of 32 shares. Expects `Act` to be defined.
 #pragma once
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "simd.h"
 
 namespace blockhouse {
@@ -13,12 +9,6 @@ namespace {
 constexpr int64_t kGroup = 32;
 
 BH_INLINE int64_t scale_vectors(const QuantWeights& weights) { return weights.has_min ? 2 : 1; }
-
-void quant_sizes(const QuantWeights& weights, int64_t* value_bytes, int64_t* num_scales) {
-  const int64_t groups = weights.num_columns * weights.depth / kGroup;
-  *value_bytes = groups * kGroup * weights.bits / 8;
-  *num_scales = weights.bits == 16 ? 0 : groups * scale_vectors(weights);
-}
 
 BH_INLINE uint8_t source_value(const QuantSource& source, int bits, int64_t depth, int64_t column,
                                int64_t k) {
@@ -36,10 +26,6 @@ BH_INLINE void pack_scales(const QuantSource& source, const QuantWeights& weight
     to[lane] = source.scales[from];
     if (weights.has_min) to[lanes + lane] = source.mins[from];
   }
-}
-
-int64_t group_sums_size(const QuantLinearArgs& args) {
-  return args.num_rows * (args.weights.depth / kGroup);
 }
 
 int64_t no_scratch(const QuantLinearArgs&) { return 0; }

@@ -22,6 +22,12 @@ namespace {
 constexpr int64_t kColumns = 16;
 constexpr float kNibbleBase = 128.0f;
 
+void quant_sizes(const QuantWeights& weights, int64_t* value_bytes, int64_t* num_scales) {
+  const int64_t groups = weights.num_columns * weights.depth / kGroup;
+  *value_bytes = groups * kGroup * weights.bits / 8;
+  *num_scales = weights.bits == 16 ? 0 : groups * scale_vectors(weights);
+}
+
 BH_INLINE uint8_t* group_values(const QuantWeights& weights, int64_t tile, int64_t group) {
   const int64_t bytes = kGroup * kColumns * weights.bits / 8;
   return weights.values + (tile * (weights.depth / kGroup) + group) * bytes;
@@ -155,7 +161,7 @@ BH_INLINE GroupScale group_scale(const QuantWeights& weights, int64_t place) {
 }
 
 BH_INLINE void store_total(const QuantLinearArgs& args, int64_t row, int64_t tile, __m512 total) {
-  const int64_t place = row * args.weights.num_columns + tile * kColumns;
+  const int64_t place = row * args.out_stride + tile * kColumns;
   if (args.out_float)
     store((float*)args.out + place, (Vec)total);
   else

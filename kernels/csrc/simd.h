@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -27,6 +27,7 @@ typedef int32_t VecI __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t VecU __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t VecU16 __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t VecU8 __attribute__((vector_size(kLanes)));
+typedef int8_t VecI8 __attribute__((vector_size(kLanes)));
 
 BH_INLINE Vec splat(float value) { return value - Vec{}; }
 
@@ -36,11 +37,47 @@ BH_INLINE Vec load(const float* from) {
   return out;
 }
 
+// Compilers widen short vectors in several steps where one instruction does it.
 BH_INLINE Vec load(const bf16* from) {
+#if defined(__AVX512F__)
+  const VecU words = (VecU)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+  const VecU words = (VecU)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
   VecU16 raw;
   __builtin_memcpy(&raw, from, sizeof(raw));
-  return (Vec)(__builtin_convertvector(raw, VecU) << 16);
+  const VecU words = __builtin_convertvector(raw, VecU);
+#endif
+  return (Vec)(words << 16);
 }
+
+BH_INLINE VecI load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (VecI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (VecI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  VecU8 bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, VecI);
+#endif
+}
+
+BH_INLINE VecI load_signed_bytes(const void* from) {
+#if defined(__AVX512F__)
+  return (VecI)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (VecI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  VecI8 bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, VecI);
+#endif
+}
+
+BH_INLINE Vec ints_to_float(VecI ints) { return __builtin_convertvector(ints, Vec); }
+
+BH_INLINE Vec load(const int8_t* from) { return ints_to_float(load_signed_bytes(from)); }
 
 BH_INLINE void store(float* to, Vec value) { __builtin_memcpy(to, &value, sizeof(value)); }
 
@@ -57,6 +94,8 @@ BH_INLINE void store(bf16* to, Vec value) {
 }
 
 BH_INLINE float to_float(float value) { return value; }
+
+BH_INLINE float to_float(int8_t value) { return (float)value; }
 
 BH_INLINE float to_float(bf16 value) {
   uint32_t bits = (uint32_t)value.bits << 16;
@@ -83,6 +122,13 @@ BH_INLINE float half_to_float(uint16_t half) {
   bits |= sign;
   __builtin_memcpy(&value, &bits, sizeof(value));
   return value;
+}
+
+// Set one by one: a whole array's initialiser becomes a slow memory fill.
+template <int kCount>
+BH_INLINE void clear(Vec* vectors) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; i++) vectors[i] = Vec{};
 }
 
 BH_INLINE Vec vmax(Vec a, Vec b) { return a > b ? a : b; }

@@ -50,13 +50,14 @@ def kernels_title(kernels: str) -> str:
     return title
 
 
-def take_threads(kernels: str) -> None:
+def take_threads(*, own: bool) -> None:
     """Move the calling thread's parallel work from torch to the library, where that is all of it.
 
     The threads of torch's own operations (the sampler's) would spin for milliseconds after each of
-    them, on the cores that the next step needs. Kernels that call oneDNN keep torch's threads.
+    them, on the cores that the next step needs. A step that calls oneDNN keeps torch's threads:
+    `own` is false then.
     """
-    if kernels == "amx":
+    if own:
         torch.ops.blockhouse.set_num_threads(torch.get_num_threads())
         torch.set_num_threads(1)
     else:

@@ -103,6 +103,36 @@ def test_side_file_holds_the_exact_groups(
         np.testing.assert_array_equal(values, expected)
 
 
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_side_file_keeps_super_blocks_as_the_file_has_them(
+    kind: Kind, tmp_path: Path, weights: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+
+    def blocks_of(rows: np.ndarray, _: Kind) -> np.ndarray:
+        """The format's own library reads these formats and does not write them."""
+        blocks = np.random.default_rng(rows.size).integers(
+            0, 256, (rows.shape[0], rows.shape[1] // 256, num_bytes), dtype=np.uint8
+        )
+        for at in (208,) if kind is Kind.Q6_K else (0, 2):
+            blocks[..., at : at + 2] = np.array([0, 32], dtype=np.uint8)  # 2**-7
+        return blocks.reshape(rows.shape[0], -1)
+
+    monkeypatch.setattr(gguf.quants, "quantize", blocks_of)
+    write_llama(tmp_path / "m.gguf", weights, kind)
+    import_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    kept = load_file(tmp_path / "out" / "quantized.safetensors")
+    loaded = load_torch_file(tmp_path / "out" / "model.safetensors")
+    suffix = kind.name.lower()
+    whole = kept[f"model.layers.1.mlp.down_proj.{suffix}"]
+    np.testing.assert_array_equal(whole, blocks_of(weights["blk.1.ffn_down.weight"], kind))
+    # Query rows are in checkpoint order, as the plain weights are.
+    for stem in ("model.layers.0.self_attn.q_proj", "model.embed_tokens"):
+        meant = gguf.quants.dequantize(kept[f"{stem}.{suffix}"], kind)
+        rounded = _as_float(to_bfloat16_bits(meant))
+        np.testing.assert_array_equal(loaded[f"{stem}.weight"].float().numpy(), rounded)
+
+
 def test_side_file_names_its_format(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
     write_llama(tmp_path / "m.gguf", weights)
     import_gguf(tmp_path / "m.gguf", tmp_path / "out")

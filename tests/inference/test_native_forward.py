@@ -23,7 +23,7 @@ from inference.runner.native_forward import GROUPS_FILE, GROUPS_FORMAT, make_nat
 from inference.weights.loader import Checkpoint
 from kernels.native import library
 from tests.inference.tiny_models import VOCAB_SIZE, make_request, save_tiny_model
-from tests.kernels.native_cases import random_groups, usable_kernels
+from tests.kernels.native_cases import random_groups, random_super_blocks, usable_kernels
 
 KERNELS = usable_kernels()
 CPU = torch.device("cpu")
@@ -222,6 +222,31 @@ def test_quantised_groups(tmp_path, tied, kernels) -> None:
     assert forward.quantised
     plain, _ = native(tmp_path, kernels, use_groups=False)
     assert not plain.quantised
+    compare(tmp_path, kernels, Texts(30, 30, 60))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_super_blocks_mixed_within_one_stack(tmp_path, kernels) -> None:
+    """As in files of the kind Q4_K_M: v has more bits than q and k beside it."""
+    save_tiny_model(
+        "llama",
+        tmp_path,
+        **WIDE | {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8},
+    )
+    rng = torch.Generator().manual_seed(8)
+    weights = load_file(tmp_path / "model.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if not name.endswith(("_proj.weight", "lm_head.weight")):
+            continue
+        bits = 6 if "v_proj" in name or "lm_head" in name else 5 if "down_proj" in name else 4
+        part = random_super_blocks(rng, *weight.shape, bits=bits)
+        tensors[f"{name.removesuffix('.weight')}.q{bits}_k"] = part.blocks
+        weights[name] = part.weight.float()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, tmp_path / GROUPS_FILE, metadata={"format": GROUPS_FORMAT})
+    forward, _ = native(tmp_path, kernels)
+    assert forward.quantised
     compare(tmp_path, kernels, Texts(30, 30, 60))
 
 

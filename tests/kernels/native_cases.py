@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +24,10 @@ class Groups:
     mins: Tensor | None
     # What they stand for, [n, k] float64.
     weight: Tensor
+
+    def add_to(self, linear: Any) -> bool:
+        added: bool = linear.add_groups(self.quants, self.scales, self.mins)
+        return added
 
 
 def random_groups(
@@ -49,7 +55,40 @@ def random_groups(
     return Groups(quants, scales, mins, values.double() * spread(scales) + offset)
 
 
-def grouped_linear(kernels: str, groups: Groups) -> Any:
-    linear = library.new_linear(kernels, *groups.weight.shape)
-    assert linear.set_groups(groups.quants, groups.scales, groups.mins)
+@dataclass(frozen=True)
+class SuperBlocks:
+    """One matrix in GGUF's Q4_K, Q5_K or Q6_K."""
+
+    blocks: Tensor
+    bits: int
+    # What they stand for according to the format's own library, [n, k] float64.
+    weight: Tensor
+
+    def add_to(self, linear: Any) -> bool:
+        added: bool = linear.add_super_blocks(self.blocks, self.bits)
+        return added
+
+
+def random_super_blocks(
+    rng: torch.Generator, num_columns: int, depth: int, *, bits: int
+) -> SuperBlocks:
+    """Any bytes are valid blocks; only the fp16 scales are kept small and finite."""
+    kind = gguf.GGMLQuantizationType[f"Q{bits}_K"]
+    num_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+    shape = (num_columns, depth // 256, num_bytes)
+    blocks = torch.randint(0, 256, shape, generator=rng, dtype=torch.uint8).numpy()
+    for at in (208,) if bits == 6 else (0, 2):
+        small = torch.rand(shape[:2], generator=rng) / (1000 * depth**0.5)
+        blocks[..., at : at + 2] = small.half().numpy()[..., None].view(np.uint8)
+    blocks = blocks.reshape(num_columns, -1)
+    weight = torch.from_numpy(gguf.quants.dequantize(blocks, kind)).double()
+    return SuperBlocks(torch.from_numpy(blocks), bits, weight)
+
+
+def grouped_linear(kernels: str, *parts: Groups | SuperBlocks) -> Any:
+    """Matrices stacked into one linear."""
+    columns = sum(len(part.weight) for part in parts)
+    linear = library.new_linear(kernels, columns, parts[0].weight.shape[1])
+    for part in parts:
+        assert part.add_to(linear)
     return linear

@@ -73,7 +73,7 @@ def test_a_process_ends_while_helpers_sleep(run_python) -> None:
         "linear = library.new_linear('portable', 4096, 64)\n"
         "linear.set_dense(torch.zeros(4096, 64))\n"
         "groups = torch.zeros(4096, 32, dtype=torch.uint8)\n"
-        "assert linear.set_groups(groups, torch.ones(4096, 2).half(), None)\n"
+        "assert linear.add_groups(groups, torch.ones(4096, 2).half(), None)\n"
         "print(linear.run(torch.ones(2, 64), True)[0, 0].item())\n"
     )
     assert run_python(code) == "-512.0"
