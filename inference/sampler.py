@@ -24,6 +24,7 @@ from inference.grammar.matcher import TokenMatcher
 from inference.outputs import TokenLogprobs, TokenOutput
 from inference.request import Request
 from inference.sampling_params import SamplingParams
+from kernels.sampling import penalise, sample
 
 IntArray = npt.NDArray[np.int64]
 
@@ -190,13 +191,16 @@ class Sampler:
             return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(device)
 
         device = logits.device
-        at = _places(rows, ids, device)
-        count = torch.from_numpy(np.concatenate(counts)).to(device)
-        repetition = spread("repetition_penalty")
-        scores = logits[at]
-        scores = torch.where(scores > 0, scores / repetition, scores * repetition)
-        scores -= spread("presence_penalty") * (count > 0) + spread("frequency_penalty") * count
-        logits[at] = scores
+        row_of_id, token_ids = _places(rows, ids, device)
+        penalise(
+            logits,
+            row_of_id,
+            token_ids,
+            torch.from_numpy(np.concatenate(counts)).to(device),
+            repetition=spread("repetition_penalty"),
+            presence=spread("presence_penalty"),
+            frequency=spread("frequency_penalty"),
+        )
 
 
 def draw(
@@ -252,9 +256,7 @@ def _floor(weights: Tensor, top_k: IntArray, top_p: npt.NDArray[np.float64]) -> 
     floor = weights.new_zeros(len(limits))
     left = np.flatnonzero((limits < vocab_size) | (top_p < 1))
     # A nucleus mostly ends within few tokens, and finding few is much cheaper than sorting all.
-    # Not so on a GPU, where asking whether it did costs more.
-    widths = _NUCLEUS_WIDTHS if weights.device.type == "cpu" else ()
-    for width in (*widths, vocab_size):
+    for width in (*_NUCLEUS_WIDTHS, vocab_size):
         width = min(width, vocab_size)
         rows = torch.from_numpy(left)
         found, ended = _floor_within(weights[rows], limits[left], top_p[left], width)
@@ -291,14 +293,33 @@ def _draw_rows(
 ) -> Tensor:
     params = [plans[row].params for row in rows]
     seeds = np.array([plans[row].seed for row in rows], np.uint64)
-    positions = np.array([requests[row].num_tokens for row in rows], np.uint64)
-    return draw(
+    positions = np.array([requests[row].num_tokens for row in rows], np.int64)
+    temperature = np.array([each.temperature for each in params], np.float32)
+    top_k = np.array([each.top_k for each in params], np.int64)
+    top_p = np.array([each.top_p for each in params], np.float64)
+    min_p = np.array([each.min_p for each in params], np.float64)
+    if logits.device.type == "cpu":
+        return draw(
+            logits[rows],
+            uniform_numbers(seeds, positions.astype(np.uint64)),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
+
+    def to_device(values: npt.NDArray[np.generic], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(values).to(logits.device, dtype)
+
+    # A GPU draws without sorting; its numbers are others than the CPU's, and as reproducible.
+    return sample(
         logits[rows],
-        uniform_numbers(seeds, positions),
-        temperature=np.array([each.temperature for each in params], np.float32),
-        top_k=np.array([each.top_k for each in params], np.int64),
-        top_p=np.array([each.top_p for each in params], np.float64),
-        min_p=np.array([each.min_p for each in params], np.float64),
+        to_device(seeds.view(np.int64), torch.int64),
+        to_device(positions, torch.int64),
+        temperature=to_device(temperature, torch.float32),
+        top_k=to_device(top_k, torch.int64),
+        top_p=to_device(top_p, torch.float32),
+        min_p=to_device(min_p, torch.float32),
     )
 
 

@@ -13,6 +13,7 @@ from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary
 from kernels.rotary_kv_write import rotary_kv_write
+from kernels.sampling import penalise, sample
 from kernels.silu_and_mul import silu_and_mul
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -53,6 +54,18 @@ def write(op: Callable[..., Any], *before: Tensor) -> None:
     op(*before, cache, cache, meta(16, dtype=torch.int64), **_TRITON)
 
 
+def draw() -> None:
+    whole, real = meta(16, dtype=torch.int64), meta(16, dtype=FP32)
+    options = {"temperature": real, "top_k": whole, "top_p": real, "min_p": real}
+    sample(meta(16, 128_256, dtype=FP32), whole, whole, **options, **_TRITON)
+
+
+def lower() -> None:
+    whole, real = meta(700, dtype=torch.int64), meta(700, dtype=FP32)
+    options = {"repetition": real, "presence": real, "frequency": real}
+    penalise(meta(16, 128_256, dtype=FP32), whole, whole, whole, **options, **_TRITON)
+
+
 _HEADS = meta(16, 48, 128)
 _ANGLES = meta(16, 128, dtype=FP32)
 _decode = functools.partial(attention, num_decodes=16)
@@ -69,6 +82,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "kv_cache_write": lambda: write(kv_cache_write, _HEADS[:, 32:40], _HEADS[:, 40:]),
     "rotary_kv_write": lambda: write(rotary_kv_write, _HEADS[:, :40], _HEADS[:, 40:], _ANGLES),
     "silu_and_mul": lambda: silu_and_mul(meta(16, 28672), **_TRITON),
+    "sample": draw,
+    "penalise": lower,
     "decode 64": lambda: _one_decode(64),
     "decode 96 fp16": lambda: _decode(96, FP16),
     "decode 128": lambda: _decode(128),
