@@ -151,6 +151,10 @@ CELERY_BEAT_SCHEDULE = {
         "task": "appliance.quotas.tasks.heal_reservations",
         "schedule": 300.0,
     },
+    "expire-responses": {
+        "task": "appliance.api.tasks.expire_responses",
+        "schedule": 3600.0,
+    },
     "heal-capacity-tests": {
         "task": "appliance.capacity.tasks.heal_capacity",
         "schedule": 30.0,

@@ -28,7 +28,7 @@ _OPERATIONS: dict[str, tuple[str, type[BaseModel] | None]] = {
     "/v1/openapi.json": ("This document", None),
     "/v1/chat/completions": ("Answer a conversation, streamed or whole", ChatBody),
     "/v1/completions": ("Go on with a text, streamed or whole", CompletionBody),
-    "/v1/responses": ("Answer items; nothing is stored", ResponsesBody),
+    "/v1/responses": ("Answer items, streamed or whole", ResponsesBody),
     "/v1/tokenize": ("Tokens of a text or of messages", TokenizeBody),
     "/v1/detokenize": ("Text of tokens", DetokenizeBody),
     "/v1/embeddings": ("Refused: the models served here make text", EmbeddingsBody),

@@ -1,5 +1,6 @@
-"""OpenAI's `/v1/responses`: its body in the words of `chat/completions`. Nothing is stored."""
+"""OpenAI's `/v1/responses`: its body in the words of `chat/completions`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -48,11 +49,24 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     text: TextOptions | None = None
-    # Named here to be refused by name when they ask for something.
+    store: bool | None = None
     previous_response_id: str | None = None
+    # Named here to be refused by name when they ask for something.
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
+
+
+def with_context(body: ResponsesBody, context: Sequence[Item]) -> ResponsesBody:
+    """The body with what was said before in front of its own input. Raises BadRequest."""
+    given = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    items = [*context, *given]
+    if len(items) > MAX_MESSAGES:
+        raise BadRequest(
+            f"This conversation has {len(items)} items; at most {MAX_MESSAGES} are allowed.",
+            param="previous_response_id",
+        )
+    return body.model_copy(update={"input": items})
 
 
 def chat_body(body: ResponsesBody) -> ChatBody:
@@ -73,12 +87,6 @@ def chat_body(body: ResponsesBody) -> ChatBody:
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
-    if body.previous_response_id is not None:
-        raise BadRequest(
-            "This server keeps no responses: send the earlier items in input instead of "
-            "previous_response_id.",
-            param="previous_response_id",
-        )
     text_format = body.text.format if body.text else None
     asked = {
         "conversation": body.conversation is not None,

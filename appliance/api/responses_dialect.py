@@ -26,6 +26,8 @@ class ResponseFrames:
         self._texts: list[str] | None = None
         self._item_id = ""
         self._reason: str | None = None
+        self._last_frames = b""
+        self._response: Fields | None = None
 
     def start(self, num_choices: int) -> bytes:
         response = {**self._head, "status": "in_progress", "output": [], "usage": None}
@@ -46,11 +48,17 @@ class ResponseFrames:
         self._reason = piece.finish_reason or self._reason
         return frames
 
+    def finish(self, usage: UsageCount) -> Fields:
+        """Close what is open; the response as `end` will send it, to be kept before."""
+        if not self._items and self._texts is None:
+            self._last_frames += self._open_text()
+        self._last_frames += self._close_text()
+        self._response = {**self._head, **_ending(self._reason, self._items, usage)}
+        return self._response
+
     def end(self, usage: UsageCount) -> bytes:
-        frames = b"" if self._items or self._texts is not None else self._open_text()
-        frames += self._close_text()
-        response = {**self._head, **_ending(self._reason, self._items, usage)}
-        return frames + self._event(f"response.{response['status']}", response=response)
+        response = self._response or self.finish(usage)
+        return self._last_frames + self._event(f"response.{response['status']}", response=response)
 
     def error(self, exc: ApplianceError) -> bytes:
         response = {
@@ -129,9 +137,9 @@ def _head(body: ResponsesBody) -> Fields:
         "metadata": body.metadata or {},
         "model": body.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "store": False,
+        "store": body.store is not False,
         "temperature": body.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",

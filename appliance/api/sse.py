@@ -6,7 +6,7 @@ then the stream ends without its usual end, so that no client takes half an answ
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from django.http import StreamingHttpResponse
@@ -57,7 +57,10 @@ class EventStream(StreamingHttpResponse):
         return self._frames
 
 
-async def event_stream(reply: Reply, frames: Frames) -> AsyncIterator[bytes]:
+async def event_stream(
+    reply: Reply, frames: Frames, *, before_end: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[bytes]:
+    """`before_end` runs when the answer is whole, before its end is sent."""
     try:
         yield frames.start(len(reply.generations))
         sent_at = time.monotonic()
@@ -72,6 +75,8 @@ async def event_stream(reply: Reply, frames: Frames) -> AsyncIterator[bytes]:
             if chunk:
                 yield chunk
                 sent_at = time.monotonic()
+        if before_end is not None:
+            await before_end()
         yield frames.end(reply.usage())
     except ApplianceError as exc:
         yield frames.error(exc)

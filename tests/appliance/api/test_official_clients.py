@@ -241,3 +241,18 @@ def test_openai_responses_with_tools(gpt: openai.OpenAI) -> None:
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
     history = [{"role": "user", "content": "call"}, text, call, output]
     assert gpt.responses.create(model="scripted", input=history).output_text == TEXT
+
+
+def test_openai_responses_that_are_kept(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(model="scripted", input="What is it?")
+    with gpt.responses.stream(
+        model="scripted", input="Sure?", previous_response_id=first.id
+    ) as stream:
+        second = stream.until_done().get_final_response()
+    assert second.previous_response_id == first.id
+    assert gpt.responses.retrieve(second.id).output_text == TEXT
+    [item] = list(gpt.responses.input_items.list(second.id))
+    assert (item.type, item.content[0].text) == ("message", "Sure?")
+    gpt.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(second.id)

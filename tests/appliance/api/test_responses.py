@@ -1,4 +1,4 @@
-"""/v1/responses, which keeps nothing."""
+"""/v1/responses: whole, streamed, refused. What is kept of them: test_stored_responses."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ async def test_a_whole_response(caller: Caller, backend: FakeBackend) -> None:
     body = await (
         await caller.post(PATH, {**GOOD, "instructions": "Be brief.", "metadata": {"a": "b"}})
     ).json()
-    assert (body["object"], body["status"], body["store"]) == ("response", "completed", False)
+    assert (body["object"], body["status"], body["store"]) == ("response", "completed", True)
     [item] = body["output"]
     assert (item["type"], item["content"][0]["text"]) == ("message", TEXT)
     assert body["usage"]["total_tokens"] == 9
