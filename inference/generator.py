@@ -5,57 +5,24 @@ Usable without any web. Runs on an event loop; templates and long texts go to wo
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 from inference.engine_checks import check_request
-from inference.errors import InferenceError, InvalidPrompt
+from inference.errors import InvalidPrompt
 from inference.grammar.compiler import GrammarCompiler
 from inference.grammar.matcher import Grammar
-from inference.outputs import (
-    GenerationFinished,
-    PromptProgress,
-    QueueUpdate,
-    RunnerInfo,
-    StreamUpdate,
-    TextDelta,
-    TextEvent,
-    TextLogprob,
-)
-from inference.request import FinishReason, Request, RequestClass
+from inference.outputs import GenerationFinished, TextDelta, TextLogprob
+from inference.request import Request, RequestClass
 from inference.sampling_params import SamplingParams
 from inference.text.chat_template import ChatTemplate
-from inference.text.detokenizer import Detokenized, Detokenizer
+from inference.text.detokenizer import Detokenizer
 from inference.text.tokenizer import Tokenizer
-
-# How long `aclose` waits for the engine to say how many tokens it made.
-_LAST_UPDATE_S = 5.0
+from inference.text_stream import GeneratingEngine, TextStream
 
 # Messages, a text, or token ids.
 Prompt = Sequence[Mapping[str, Any]] | str | Sequence[int]
-
-
-class UpdateStream(Protocol):
-    """What the generator needs of `streams.RequestStream`."""
-
-    async def __anext__(self) -> StreamUpdate: ...
-    async def aclose(self) -> None: ...
-
-
-class GeneratingEngine(Protocol):
-    """What the generator needs of `engine.Engine`."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-    @property
-    def max_len(self) -> int: ...
-    def add_request(self, request: Request) -> UpdateStream: ...
-    def abort(
-        self, request_id: str, finish_reason: FinishReason = ..., detail: str | None = ...
-    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +34,8 @@ class PreparedPrompt:
     max_new_tokens: int
     # Leading tokens that are the server's own text.
     num_public_prefix_tokens: int = 0
-    is_chat: bool = False
+    # The answer is a text of its own: some tokenizers put a blank in front, which is no part of it.
+    begins_answer: bool = False
     # What `params.constraint` compiles to.
     grammar: Grammar | None = None
 
@@ -104,6 +72,9 @@ class TextGenerator:
         server_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        answer_start: str = "",
     ) -> PreparedPrompt:
         """Tokenise, check, and compile the constraint if there is one, in worker threads.
 
@@ -112,6 +83,8 @@ class TextGenerator:
                 nothing in front).
             server_prompt: the server's own instructions, before the messages' own; its tokens are
                 shared between all users' caches.
+            add_generation_prompt, continue_final_message: see `ChatTemplate.encode`.
+            answer_start: the server's own text with which the answer begins; part of the prompt.
 
         Raises:
             InvalidPrompt, PromptTooLong, InvalidSamplingParams, InvalidConstraint: nothing was
@@ -120,7 +93,15 @@ class TextGenerator:
         info = self._engine.info
         params.validate(vocab_size=info.vocab_size)
         prepared = await asyncio.to_thread(
-            self._prepare, prompt, params, info, server_prompt, tools, template_options
+            self._prepare,
+            prompt,
+            params,
+            answer_start,
+            server_prompt=server_prompt,
+            tools=tools,
+            options=template_options,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         if params.constraint is not None:
             grammar = await self.grammars.compile(params.constraint)
@@ -178,7 +159,7 @@ class TextGenerator:
             stop=params.stop,
             ending_ids=ending_ids,
             min_tokens=params.min_tokens,
-            strip_first_space=prepared.is_chat and self._tokenizer.strips_first_space,
+            strip_first_space=prepared.begins_answer and self._tokenizer.strips_first_space,
         )
         return TextStream(self._engine, request, self._engine.add_request(request), detokenizer)
 
@@ -215,170 +196,33 @@ class TextGenerator:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        info: RunnerInfo,
-        server_prompt: str | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_options: Mapping[str, Any] | None,
+        answer_start: str,
+        **template: Any,
     ) -> PreparedPrompt:
-        num_public, is_chat = 0, False
+        num_public, begins_answer = 0, False
         if isinstance(prompt, str):
             token_ids = self._tokenizer.encode_prompt(prompt)
         elif prompt and all(isinstance(message, Mapping) for message in prompt):
             rendered = self._chat_template.encode(
                 prompt,  # type: ignore[arg-type]
-                server_prompt=server_prompt,
-                tools=tools,
-                options=template_options,
+                **template,
             )
             token_ids, num_public = rendered.token_ids, rendered.num_public_prefix_tokens
-            is_chat = True
+            begins_answer = not (answer_start or template["continue_final_message"])
         else:
             token_ids = _checked_ids(prompt)
+        if answer_start:
+            token_ids = [*token_ids, *self._tokenizer.encode(answer_start, allow_special=True)]
         if not token_ids:
             raise InvalidPrompt("The prompt is empty; it needs at least one token.", param="prompt")
         max_len = self._engine.max_len
         probe = Request(
             request_id="", prompt_token_ids=token_ids, params=params, owner="", cache_scope=""
         )
-        check_request(probe, info, max_len)
+        check_request(probe, self._engine.info, max_len)
         room = max_len - len(token_ids)
         max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return PreparedPrompt(token_ids, max_new_tokens, num_public, is_chat)
-
-
-class TextStream:
-    """Events of one generation; the last is its one GenerationFinished.
-
-    Close it, or use it in `async with`: leaving before the last event, and cancelling a pending
-    `__anext__`, abort the request. The counts stay readable and true afterwards.
-    """
-
-    def __init__(
-        self,
-        engine: GeneratingEngine,
-        request: Request,
-        updates: UpdateStream,
-        detokenizer: Detokenizer,
-    ) -> None:
-        self.request_id = request.request_id
-        self.num_prompt_tokens = request.num_prompt_tokens
-        # Prompt tokens that were found in the prefix cache.
-        self.num_cached_tokens = 0
-        # Set with the last event, or by `aclose`.
-        self.finish_reason: FinishReason | None = None
-        self._engine = engine
-        self._request = request
-        self._updates = updates
-        self._detokenizer = detokenizer
-        self._events: deque[TextEvent] = deque()
-        self._first_delta_s: float | None = None
-        self._last_progress: PromptProgress | None = None
-
-    @property
-    def num_completion_tokens(self) -> int:
-        """Tokens that the engine made, up to the one that completed a stop string."""
-        return self._detokenizer.num_tokens
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TextEvent:
-        while not self._events:
-            if self.finish_reason is not None:
-                raise StopAsyncIteration
-            await self._read()
-        return self._events.popleft()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End the request if it still runs; returns when its last token is counted. Idempotent."""
-        self._events.clear()
-        if self.finish_reason is not None:
-            return
-        self._engine.abort(self.request_id)
-        try:
-            async with asyncio.timeout(_LAST_UPDATE_S):
-                while self.finish_reason is None:
-                    await self._read()
-        except TimeoutError:
-            self.finish_reason = FinishReason.ABORT
-        finally:
-            self.finish_reason = self.finish_reason or FinishReason.ABORT
-            self._events.clear()
-            await self._updates.aclose()
-
-    async def _read(self) -> None:
-        """Take the next update and turn it into events."""
-        try:
-            update = await anext(self._updates)
-        except StopAsyncIteration:
-            self._finish(FinishReason.ABORT, None)
-            return
-        except InferenceError as exc:
-            self._finish(FinishReason.ERROR, str(exc))
-            return
-        except asyncio.CancelledError:
-            self._engine.abort(self.request_id)
-            raise
-        self._add_waiting_events(update)
-        self._add_text(self._detokenizer.feed(update.token_ids, update.logprobs))
-        if self._detokenizer.stop_found is not None:
-            stop = self._detokenizer.stop_found
-            self._engine.abort(self.request_id, FinishReason.STOP, stop)
-            self._finish(FinishReason.STOP, stop)
-            await self._updates.aclose()
-        elif update.finish_reason is not None:
-            self._finish(update.finish_reason, update.finish_detail)
-
-    def _add_waiting_events(self, update: StreamUpdate) -> None:
-        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
-        if update.queue_position is not None:
-            self._events.append(QueueUpdate(update.queue_position, update.estimated_wait_s))
-            return
-        if update.finish_reason is not None or self.num_completion_tokens:
-            return
-        progress = PromptProgress(
-            update.num_computed_prompt_tokens, self.num_prompt_tokens, self.num_cached_tokens
-        )
-        if progress.num_computed_tokens and progress != self._last_progress:
-            self._last_progress = progress
-            self._events.append(progress)
-
-    def _add_text(self, new: Detokenized) -> None:
-        if not new.text and not new.logprobs:
-            return
-        if self._first_delta_s is None:
-            self._first_delta_s = time.monotonic()
-        self._events.append(TextDelta(new.text, self.num_completion_tokens, new.logprobs))
-
-    def _finish(self, reason: FinishReason, detail: str | None) -> None:
-        self._add_text(self._detokenizer.finish())
-        now_s, arrival_s = time.monotonic(), self._request.arrival_s
-        started_s = self._request.first_scheduled_s
-        self.finish_reason = reason
-        self._events.append(
-            GenerationFinished(
-                finish_reason=reason,
-                detail=detail,
-                num_prompt_tokens=self.num_prompt_tokens,
-                num_cached_tokens=self.num_cached_tokens,
-                num_completion_tokens=self.num_completion_tokens,
-                queue_s=(now_s if started_s is None else started_s) - arrival_s,
-                ttft_s=None if self._first_delta_s is None else self._first_delta_s - arrival_s,
-                duration_s=now_s - arrival_s,
-                has_started=started_s is not None,
-            )
-        )
+        return PreparedPrompt(token_ids, max_new_tokens, num_public, begins_answer)
 
 
 def _checked_ids(prompt: Sequence[Any]) -> list[int]:

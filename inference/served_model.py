@@ -91,4 +91,5 @@ def wait_served(engine: Engine, model_dir: Path, text: TextHalf | None = None) -
     except BaseException:
         engine.shutdown(0.0)
         raise
+    generator.grammars.warm_up()
     return ServedModel(model_dir, engine, text.tokenizer, generator, time.time())

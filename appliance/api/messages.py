@@ -61,12 +61,9 @@ class MessagesBody(CountBody):
 
 def chat_body(body: CountBody) -> ChatBody:
     """The same request in OpenAI's words. Raises BadRequest."""
-    if body.messages[-1].role == "assistant":
-        raise BadRequest(
-            "The last message is the assistant's: this server cannot go on with a text that is "
-            "begun. End with a message of the user."
-        )
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    # An answer that the caller began.
+    fields["continue_final_message"] = body.messages[-1].role == "assistant"
     if body.tools:
         fields["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body.tools)]
     if body.tool_choice is not None:

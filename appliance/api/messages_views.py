@@ -36,5 +36,5 @@ async def count_tokens(request: HttpRequest) -> HttpResponseBase:
     """How long the prompt of such a message is. Costs nothing."""
     body = await body_read(request, CountBody)
     [counted], _ = chat_requests(chat_body(body), request.auth)
-    prepared = await get_backend().prepare(replace(counted, answer_start=""))
+    prepared = await get_backend().prepare(replace(counted, answer_start="", form=None))
     return json_response({"input_tokens": prepared.prompt_tokens})

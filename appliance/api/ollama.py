@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from appliance.api.answer_form import ollama_format
 from appliance.api.body import body_check
 from appliance.api.schemas import MAX_MESSAGES, Body, ChatBody, CompletionBody, Role, ToolSpec
 from appliance.api.tools import arguments_json
@@ -78,6 +79,7 @@ def ollama_name(name: str) -> str:
 def chat_body(body: OllamaChatBody) -> ChatBody:
     fields = _fields(body)
     fields["messages"] = _messages(body.messages)
+    fields["response_format"] = ollama_format(body.format)
     if body.tools:
         fields["tools"] = [tool.model_dump() for tool in body.tools]
     return body_check(fields, ChatBody)
@@ -91,16 +93,17 @@ def generate_body(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
         raise BadRequest("suffix is not supported.", param="suffix")
     fields = _fields(body)
     if body.raw:
+        if body.format:
+            raise BadRequest("format cannot be combined with raw.", param="format")
         return body_check({**fields, "prompt": body.prompt}, CompletionBody)
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
+    fields["response_format"] = ollama_format(body.format)
     return body_check({**fields, "messages": messages}, ChatBody)
 
 
 def _fields(body: OllamaBody) -> dict[str, Any]:
-    if body.format not in (None, ""):
-        raise BadRequest("format is not supported by this server.", param="format")
     options = body.options or {}
     fields = {ours: options[theirs] for theirs, ours in _OPTIONS.items() if theirs in options}
     limit = options.get("num_predict")

@@ -60,7 +60,7 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, OllamaChatBody)
     if not body.messages:
         return _loaded(request, body, is_chat=True)
-    requests, plan = chat_requests(chat_body(body), request.auth)
+    requests, plan = chat_requests(chat_body(body), request.auth, format_param="format")
     reply = await reply_open(requests, readers=plan.readers(1))
     return await _answered(body, reply, is_chat=True)
 
@@ -73,7 +73,7 @@ async def generate(request: HttpRequest) -> HttpResponseBase:
         return _loaded(request, body, is_chat=False)
     translated = generate_body(body)
     if isinstance(translated, ChatBody):
-        requests, _ = chat_requests(translated, request.auth)
+        requests, _ = chat_requests(translated, request.auth, format_param="format")
     else:
         requests = completion_requests(translated, request.auth, default_max_tokens=None)
     return await _answered(body, await reply_open(requests), is_chat=False)

@@ -9,6 +9,9 @@ from appliance.api.body import body_check
 from appliance.api.schemas import MAX_MESSAGES, MAX_TOOLS, Body, ChatBody, ContentPart, Role
 from appliance.errors import BadRequest
 
+# This dialect's name of `response_format`.
+FORMAT_PARAM = "text.format"
+
 
 class Item(Body):
     type: str = "message"
@@ -30,6 +33,10 @@ class ResponseTool(Body):
 
 class TextFormat(Body):
     type: str
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
 
 
 class TextOptions(Body):
@@ -82,23 +89,33 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         "tools": [_tool(tool, at) for at, tool in enumerate(body.tools or [])],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body),
     }
     return body_check(fields, ChatBody)
 
 
 def _refuse_unsupported(body: ResponsesBody) -> None:
-    text_format = body.text.format if body.text else None
     asked = {
         "conversation": body.conversation is not None,
         "background": bool(body.background),
         "prompt": body.prompt is not None,
-        "text.format": text_format is not None and text_format.type != "text",
     }
     for name, is_asked in asked.items():
         if is_asked:
             raise BadRequest(f"{name} is not supported by this server.", param=name)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise BadRequest("max_output_tokens must be at least 1.", param="max_output_tokens")
+
+
+def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
+    asked = body.text.format if body.text else None
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    name = _needed(asked.name, FORMAT_PARAM + ".name")
+    schema = _needed(asked.schema_, FORMAT_PARAM + ".schema")
+    return {"type": asked.type, "json_schema": {"name": name, "schema": schema}}
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
@@ -154,7 +171,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _needed(value: str | None, where: str) -> str:
+def _needed(value: Any, where: str) -> Any:
     if value is None:
         raise BadRequest(f"{where} is missing.", param=where)
     return value

@@ -125,6 +125,11 @@ def response_answer(body: ResponsesBody, choice: Piece, usage: UsageCount) -> Fi
     return {**_head(body), **_ending(choice.finish_reason, items, usage)}
 
 
+def _text_format(body: ResponsesBody) -> Fields:
+    asked = body.text.format if body.text else None
+    return {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+
+
 def _head(body: ResponsesBody) -> Fields:
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -141,7 +146,7 @@ def _head(body: ResponsesBody) -> Fields:
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _text_format(body)},
         "tool_choice": body.tool_choice or "auto",
         "tools": [{**tool.model_dump(), "strict": False} for tool in body.tools or []],
         "top_p": body.top_p,

@@ -9,7 +9,7 @@ from appliance.api.auth import KeyAuth
 from appliance.api.body import body_read
 from appliance.api.envelope import json_response
 from appliance.api.reply import reply_collect, reply_open
-from appliance.api.responses import ResponsesBody, chat_body, with_context
+from appliance.api.responses import FORMAT_PARAM, ResponsesBody, chat_body, with_context
 from appliance.api.responses_dialect import ResponseFrames, response_answer
 from appliance.api.sse import EventStream, event_stream
 from appliance.api.stored_responses import (
@@ -34,7 +34,7 @@ async def responses(request: HttpRequest) -> HttpResponseBase:
     if body.previous_response_id is not None:
         context = await in_db_thread(response_context, owner_id, body.previous_response_id)
         whole = with_context(body, context)
-    requests, plan = chat_requests(chat_body(whole), request.auth)
+    requests, plan = chat_requests(chat_body(whole), request.auth, format_param=FORMAT_PARAM)
     reply = await reply_open(requests, readers=plan.readers(1))
 
     async def keep(answer: dict[str, Any]) -> None:

@@ -62,8 +62,28 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    # `schema` is a name of pydantic's own.
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    # Answers are held to every schema.
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
     type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's extension: one of these."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Generate(Body):
@@ -89,6 +109,7 @@ class Generate(Body):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatBody(Generate):
@@ -101,12 +122,14 @@ class ChatBody(Generate):
     # A word, or an object that names a function.
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    # extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     # Named here to be refused by name when they ask for something.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
     audio: Any = None
-    continue_final_message: bool | None = None
 
 
 class CompletionBody(Generate):

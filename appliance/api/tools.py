@@ -14,18 +14,13 @@ from typing import Any
 
 import orjson
 
+from appliance.api.call_form import CLOSE, OPEN, call_pieces, call_start
 from appliance.api.schemas import ToolSpec
 from appliance.errors import BadRequest
-from appliance.serving.types import ToolFormat
+from appliance.serving.types import AnswerForm, ToolFormat
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # What may stand before the JSON of the two other forms, if the vocabulary shows it at all.
 _MARKS = {"llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-_FORCED = {
-    "hermes": (OPEN + '\n{"name": "', '", "arguments": '),
-    "llama3": ('{"name": "', '", "parameters": '),
-    "mistral": ('[TOOL_CALLS][{"name": "', '", "arguments": '),
-}
 # A template walks through parameters one level a call.
 _MAX_DEPTH = 32
 _HELD_AT_END = re.compile(r"\s*(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?)?\Z")
@@ -55,8 +50,8 @@ class ToolPlan:
     # The answer begins with this, so that it is a call.
     answer_start: str = ""
     max_calls: int | None = None
-    # Ends the answer: a call of one named function is all that was asked for.
-    stop: tuple[str, ...] = ()
+    # What the answer goes on with then.
+    form: AnswerForm | None = None
 
     @property
     def template_tools(self) -> tuple[dict[str, Any], ...]:
@@ -82,17 +77,41 @@ def tool_plan(
     forced = _forced_name(choice, names)
     if choice == "none" or not tools:
         return ToolPlan(tool_format=tool_format)
-    start = ""
+    described = [_template_tool(tool) for tool in tools]
+    start, form = "", None
     if forced is not None:
-        before, after = _FORCED[tool_format or "hermes"]
-        start = f"{before}{forced}{after}" if forced else before
+        start = call_start(tool_format, forced)
+        pieces = call_pieces(tool_format, described, name=forced, is_parallel=is_parallel)
+        form = AnswerForm(kind="pieces", source=pieces, param="tools")
     return ToolPlan(
         tool_format=tool_format,
-        tools=[_template_tool(tool) for tool in tools],
+        tools=described,
         answer_start=start,
+        form=form,
         max_calls=None if is_parallel else 1,
-        stop=(CLOSE,) if forced and tool_format in ("hermes", "") else (),
     )
+
+
+def text_or_calls(plan: ToolPlan, form: AnswerForm) -> AnswerForm:
+    """An answer of that form where the model calls none of the tools that it may call."""
+    if plan.form is not None or not plan.tools:
+        return plan.form or form
+    calls = [
+        call_start(plan.tool_format, ""),
+        *call_pieces(plan.tool_format, plan.tools, name="", is_parallel=plan.max_calls is None),
+    ]
+    match form.kind:
+        case "json_object":
+            text: Any = {"schema": {"type": "object"}}
+        case "json_schema" if isinstance(form.source, dict):
+            text = {"schema": form.source}
+        case "pieces":
+            text = form.source
+        case _:
+            raise BadRequest(
+                f"{form.param} of this kind cannot be combined with tools.", param=form.param
+            )
+    return AnswerForm(kind="pieces", source={"one_of": [text, calls]}, param=form.param)
 
 
 def _forced_name(choice: Any, names: Sequence[str]) -> str | None:

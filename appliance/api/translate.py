@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from appliance.api.answer_form import answer_form
 from appliance.api.schemas import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -13,15 +14,13 @@ from appliance.api.schemas import (
     Message,
     TokenizeBody,
 )
-from appliance.api.tools import ToolPlan, tool_messages, tool_plan
+from appliance.api.tools import ToolPlan, text_or_calls, tool_messages, tool_plan
 from appliance.api_keys.models import ApiKey
 from appliance.errors import BadRequest, EngineUnavailable, ModelNotFound, NotAllowed
 from appliance.serving.gateway import get_backend
 from appliance.serving.types import Caller, GenerationRequest, ModelInfo, SamplingOptions
 
 _MAX_SEED = 2**63 - 1
-# Of the engine; a stop of the server's own is left out rather than one of the caller's.
-_MAX_STOPS = 16
 
 
 def loaded_model() -> ModelInfo:
@@ -44,8 +43,13 @@ def model_check(name: str, key: ApiKey) -> ModelInfo:
     return model
 
 
-def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest], ToolPlan]:
-    """One request a choice, and what they do with tools."""
+def chat_requests(
+    body: ChatBody, key: ApiKey, *, format_param: str = "response_format"
+) -> tuple[list[GenerationRequest], ToolPlan]:
+    """One request a choice, and what they do with tools.
+
+    `format_param`: what the caller's dialect calls `response_format`.
+    """
     _refuse_unsupported(body)
     model = model_check(body.model, key)
     options = _options(body, max_tokens=body.max_completion_tokens or body.max_tokens)
@@ -57,8 +61,9 @@ def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest],
         is_parallel=body.parallel_tool_calls is not False,
         tool_format=model.tool_format,
     )
-    if len(options.stop) < _MAX_STOPS:
-        options = replace(options, stop=(*options.stop, *plan.stop))
+    form = answer_form(body.response_format, body.structured_outputs, param=format_param)
+    form = plan.form if form is None else text_or_calls(plan, form)
+    continues = _continues(body, plan)
     messages = tool_messages(chat_messages(body.messages), plan)
     requests = [
         GenerationRequest(
@@ -66,6 +71,9 @@ def chat_requests(body: ChatBody, key: ApiKey) -> tuple[list[GenerationRequest],
             messages=messages,
             tools=plan.template_tools,
             answer_start=plan.answer_start,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=continues,
+            form=form,
             options=choice_options,
             generation_class=key.generation_class,
             model=model.name,
@@ -102,6 +110,7 @@ def completion_requests(
         GenerationRequest(
             caller=_caller(key),
             prompt=prompt,
+            form=answer_form(None, body.structured_outputs),
             options=choice_options,
             generation_class=key.generation_class,
             model=model.name,
@@ -190,18 +199,41 @@ def _content(message: Message, where: str) -> str:
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
-    response_type = body.response_format.type if body.response_format else "text"
     asked = {
         "functions": bool(body.functions),
         "function_call": body.function_call not in (None, "none", "auto"),
-        "response_format": response_type != "text",
         "modalities": bool(body.modalities) and body.modalities != ["text"],
         "audio": body.audio is not None,
-        "continue_final_message": bool(body.continue_final_message),
     }
     for name, is_asked in asked.items():
         if is_asked:
             raise BadRequest(f"{name} is not supported by this server.", param=name)
+
+
+def _continues(body: ChatBody, plan: ToolPlan) -> bool:
+    """Whether the answer goes on with the last message."""
+    if not body.continue_final_message:
+        return False
+    last = body.messages[-1]
+    if last.role != "assistant" or last.tool_calls:
+        raise BadRequest(
+            "continue_final_message goes on with the last message, so that must be a text of the "
+            f"assistant; here it is of the role {last.role}"
+            + (" and calls tools." if last.tool_calls else "."),
+            param="continue_final_message",
+        )
+    if body.add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message goes on with an answer that is begun, and "
+            "add_generation_prompt begins another one; set one of them only.",
+            param="add_generation_prompt",
+        )
+    if plan.answer_start:
+        raise BadRequest(
+            "continue_final_message goes on with a text, and tool_choice asks for a call.",
+            param="tool_choice",
+        )
+    return True
 
 
 def _options(body: Generate, *, max_tokens: int | None) -> SamplingOptions:

@@ -14,13 +14,14 @@ from typing import Any
 
 from django.conf import settings
 
-from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, ModelNotFound
+from appliance.errors import BadRequest, EngineUnavailable, ModelNotFound
 from appliance.serving.engine_state import engine_state, fields_of
 from appliance.serving.engine_stream import EngineStream, labels_of
 from appliance.serving.engine_words import (
     LOADING_RETRY_S,
     EnginePrepared,
     appliance_error,
+    constraint_of,
     generation_event,
     model_info,
     sampling_params,
@@ -28,7 +29,6 @@ from appliance.serving.engine_words import (
 from appliance.serving.types import GenerationRequest, ModelInfo
 from inference import errors as engine_errors
 from inference.config import EngineConfig, InvalidConfig
-from inference.generator import PreparedPrompt
 from inference.model_store import ModelStore
 from inference.outputs import EngineStats, Runner
 from inference.request import RequestClass
@@ -143,11 +143,18 @@ class EngineBackend:
             raise BadRequest("The request has neither messages nor a prompt.", param="messages")
         params = sampling_params(request.options)
         try:
-            prepared = await served.generator.prepare(prompt, params, tools=request.tools or None)
+            if request.form is not None:
+                params = dataclasses.replace(params, constraint=constraint_of(request.form))
+            prepared = await served.generator.prepare(
+                prompt,
+                params,
+                tools=request.tools or None,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                answer_start=request.answer_start,
+            )
         except engine_errors.InferenceError as exc:
             raise appliance_error(exc) from exc
-        if request.answer_start:
-            prepared = _begun(served, prepared, request.answer_start, model.context_tokens)
         return EnginePrepared(request, params, prepared, served)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -240,21 +247,6 @@ class EngineBackend:
         # While it loads, the engine itself knows best how far it is.
         progress = stats.progress if stats.state == "loading" else phase.progress
         return dataclasses.replace(stats, state=state, progress=progress, error=phase.error)
-
-
-def _begun(
-    served: ServedModel, prompt: PreparedPrompt, start: str, context_tokens: int
-) -> PreparedPrompt:
-    """The prompt with the beginning of its answer."""
-    token_ids = [*prompt.token_ids, *served.tokenizer.encode(start, allow_special=True)]
-    room = context_tokens - len(token_ids)
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"The prompt has {len(token_ids)} tokens; with an answer, {context_tokens} fit.",
-            param="messages",
-        )
-    max_new_tokens = min(prompt.max_new_tokens, room)
-    return dataclasses.replace(prompt, token_ids=token_ids, max_new_tokens=max_new_tokens)
 
 
 def _model_runner(config: EngineConfig) -> Runner:

@@ -14,6 +14,7 @@ from appliance.errors import (
 )
 from appliance.serving.tool_format import tool_format_of
 from appliance.serving.types import (
+    AnswerForm,
     Delta,
     Finished,
     GenerationEvent,
@@ -26,6 +27,7 @@ from appliance.serving.types import (
 from inference import errors as engine_errors
 from inference.config import InvalidConfig
 from inference.generator import PreparedPrompt
+from inference.grammar.constraint import Constraint
 from inference.model_store import ModelStoreError
 from inference.outputs import PromptProgress, QueueUpdate, TextDelta, TextEvent
 from inference.sampling_params import SamplingParams
@@ -118,6 +120,13 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         if getattr(options, field.name) is not None
     }
     return SamplingParams(**given)
+
+
+def constraint_of(form: AnswerForm) -> Constraint:
+    """Raises InvalidConstraint: it is no JSON."""
+    if isinstance(form.source, str) and form.kind != "pieces":
+        return Constraint(form.kind, form.source, form.param)
+    return Constraint.of_json(form.kind, form.source, param=form.param)
 
 
 def model_info(served: ServedModel) -> ModelInfo:

@@ -49,6 +49,18 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """What an answer must look like; it ends when it is complete."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark", "pieces"]
+    # A JSON schema, a pattern or a grammar as text, or pieces: texts, lists of pieces, and the
+    # mappings {"schema", "lenient"}, {"one_of"} and {"up_to", "of"}.
+    source: Any = ""
+    # The caller's name for it, which errors name.
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One generation. Exactly one of `messages` and `prompt` is set."""
 
@@ -60,6 +72,11 @@ class GenerationRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     # The server's own text with which the answer begins; counted as prompt.
     answer_start: str = ""
+    # Of messages: whether the template begins the answer; and whether the last message, the
+    # assistant's, is left open for the answer to go on with.
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    form: AnswerForm | None = None
     options: SamplingOptions = field(default_factory=SamplingOptions)
     generation_class: GenerationClass = "api"
     # None takes the loaded model; another name than the loaded model's is ModelNotFound.

@@ -6,6 +6,7 @@ schema is refused before anything is queued. Three bounds hold: size and nesting
 """
 
 import asyncio
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ import numpy as np
 from inference.errors import QueueFull
 from inference.grammar.constraint import Constraint
 from inference.grammar.matcher import MatcherFailed, TokenMatcher
+from inference.grammar.pieces import lark_of
 from inference.text.tokenizer import Tokenizer
 
 _MAX_CACHED = 32
@@ -186,14 +188,21 @@ def _source(constraint: Constraint) -> str:
         return matcher.grammar_from_regex(constraint.source)
     if constraint.kind == "lark":
         return matcher.grammar_from_lark(constraint.source)
+    if constraint.kind == "pieces":
+        pieces = json.loads(constraint.source)
+        return matcher.grammar_from_lark(lark_of(pieces, _json_options, constraint.refused))
     schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
     # Last, so that a schema cannot set them aside by naming them itself.
-    overrides: Any = {
+    overrides: Any = _json_options(constraint.is_lenient)
+    return matcher.grammar_from_json_schema(schema, overrides=overrides)
+
+
+def _json_options(is_lenient: bool) -> dict[str, Any]:
+    return {
         "whitespace_flexible": True,
         "whitespace_pattern": _WHITE_SPACE,
-        "lenient": constraint.is_lenient,
+        "lenient": is_lenient,
     }
-    return matcher.grammar_from_json_schema(schema, overrides=overrides)
 
 
 def _short(error: str) -> str:

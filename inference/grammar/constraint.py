@@ -1,15 +1,14 @@
 """What an answer must look like, as it was asked for, with the bounds that hold at the door."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.errors import InvalidConstraint
 
-Kind = Literal["json_object", "json_schema", "regex", "lark"]
+Kind = Literal["json_object", "json_schema", "regex", "lark", "pieces"]
 
-KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "lark")
+KINDS: tuple[Kind, ...] = ("json_object", "json_schema", "regex", "lark", "pieces")
 # A schema made from a large typed API has some tens of thousands of characters.
 MAX_SOURCE_BYTES = 128 * 1024
 MAX_REGEX_BYTES = 8 * 1024
@@ -22,7 +21,8 @@ class Constraint:
     """One form that an answer is held to. Equal constraints share one compiled grammar."""
 
     kind: Kind
-    # JSON of the schema, the regular expression, or the grammar; "" for json_object.
+    # JSON of the schema or the pieces (see `pieces`), the regular expression, or the grammar; ""
+    # for json_object.
     source: str = ""
     # The caller's name for it, which errors name.
     param: str = "response_format"
@@ -30,17 +30,22 @@ class Constraint:
     is_lenient: bool = False
 
     @classmethod
-    def of_schema(
-        cls, schema: Mapping[str, Any], *, param: str = "response_format", is_lenient: bool = False
+    def of_json(
+        cls,
+        kind: Kind,
+        value: Any,
+        *,
+        param: str = "response_format",
+        is_lenient: bool = False,
     ) -> "Constraint":
         """Raises InvalidConstraint: it is no JSON, or nested too deeply."""
         try:
-            source = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+            source = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as exc:
             raise InvalidConstraint(
                 f"{param} holds a schema that is no JSON: {exc}.", param=param
             ) from exc
-        return cls("json_schema", source, param, is_lenient)
+        return cls(kind, source, param, is_lenient)
 
     def check(self) -> None:
         """Refuse what is too large to be compiled. Cheap: one pass over the text.

@@ -21,7 +21,7 @@ from inference.text.template_sandbox import (
     TemplateRefusal,
     bounded_rendering,
 )
-from inference.text.tokenizer import Tokenizer, read_template_source
+from inference.text.tokenizer import END_MARK, Tokenizer, read_template_source
 from inference.text.untrusted_text import Masker
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -86,6 +86,8 @@ class ChatTemplate:
         server_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> RenderedPrompt:
         """Token ids of a conversation, ready for the model's answer.
 
@@ -94,12 +96,20 @@ class ChatTemplate:
             server_prompt: the server's own instructions; they go before a system message.
             tools: tool descriptions for templates that know tools.
             options: further names for the template, such as enable_thinking.
+            add_generation_prompt: False leaves out the beginning of an answer; what the model says
+                then may be anybody's turn.
+            continue_final_message: the last message, the assistant's, is left open and the answer
+                goes on from its last character; nothing begins an answer then.
 
         Raises:
             InvalidPrompt: no messages, an unknown role or content, or the template refuses.
         """
         plain = _with_server_prompt(_plain_messages(messages), server_prompt)
-        token_ids = self._render(plain, tools, options)
+        if continue_final_message:
+            _check_continues(plain)
+        token_ids = self._render(
+            plain, tools, options, add_generation_prompt, continue_final_message
+        )
         num_public = 0
         if not tools and not options:
             for ours, theirs in zip(token_ids, self._public_ids(server_prompt), strict=False):
@@ -134,19 +144,24 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any] | None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         if self._template is None:
             raise InvalidPrompt(
                 "This model has no chat template, so it takes no messages; send a plain prompt.",
                 param="messages",
             )
+        wrapped = [self._wrapped(message) for message in messages]
+        if continue_final_message:
+            wrapped[-1]["content"] = self._masker.with_end_mark(wrapped[-1]["content"])
         variables = {
             **self._tokenizer.named_tokens,
             **self._masker.wrap(options or {}),
-            "messages": [self._wrapped(message) for message in messages],
+            "messages": wrapped,
             "tools": self._masker.wrap(tools) if tools else None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
             with bounded_rendering():
@@ -165,6 +180,8 @@ class ChatTemplate:
                 f"The model's chat template cannot render these messages: {_short(exc)}",
                 param="messages",
             ) from exc
+        if continue_final_message:
+            text = _up_to_end_mark(text)
         return self._with_one_bos(self._tokenizer.encode_masked(text, self._masker.unmask))
 
     def _wrapped(self, message: Message) -> dict[str, Any]:
@@ -237,6 +254,27 @@ def _plain_messages(messages: Sequence[Message]) -> list[Message]:
             fields["tool_calls"] = _tool_calls(message["tool_calls"], number)
         plain.append(fields)
     return plain
+
+
+def _check_continues(messages: Sequence[Message]) -> None:
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        what = "calls tools" if last.get("tool_calls") else f"is of the role {last['role']}"
+        raise InvalidPrompt(
+            "continue_final_message goes on with the last message, so that must be a text of the "
+            f"assistant; here it {what}.",
+            param="continue_final_message",
+        )
+
+
+def _up_to_end_mark(text: str) -> str:
+    before, found, _ = text.rpartition(END_MARK)
+    if not found:
+        raise InvalidPrompt(
+            "The model's chat template does not write the last message, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    return before.replace(END_MARK, "")
 
 
 def _content_text(content: Any, number: int) -> str:

@@ -20,6 +20,7 @@ from inference.errors import ModelLoadError
 
 # Private-use characters that are replaced wherever they come in from outside.
 GUARD = "\U0010fffd"
+END_MARK = "\U0010fffc"
 MASK_BASE = 0x10F800
 _RESERVED = re.compile(f"[{chr(MASK_BASE)}-{GUARD}]")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -9,7 +9,13 @@ markers of the template itself have been found. What a template asks of the text
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
-from inference.text.tokenizer import MASK_BASE, any_of, without_reserved, without_surrogates
+from inference.text.tokenizer import (
+    END_MARK,
+    MASK_BASE,
+    any_of,
+    without_reserved,
+    without_surrogates,
+)
 
 
 class Masker:
@@ -37,6 +43,10 @@ class Masker:
         if isinstance(value, list | tuple):
             return [self.wrap(entry) for entry in value]
         return value
+
+    def with_end_mark(self, text: str) -> "UntrustedText":
+        """A wrapped text, its end marked so that it can be found in what a template writes."""
+        return UntrustedText(text + END_MARK, self)
 
     def mask_whole(self, text: str) -> str:
         """Break every marker in the text by masking its first character."""

@@ -110,7 +110,7 @@ def as_transformers(
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     theirs.chat_template = source
     return theirs.apply_chat_template(  # type: ignore[no-any-return]
-        messages, add_generation_prompt=True, return_dict=False, **options
+        messages, return_dict=False, **{"add_generation_prompt": True, **options}
     )
 
 
@@ -165,6 +165,73 @@ def test_tools_and_options_are_rendered_as_transformers_does(tmp_path: Path) -> 
     thinking = template_of(THINKING)
     options = {"enable_thinking": False}
     assert thinking.encode(CONVERSATION, options=options).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "bos"),
+    [
+        (CHATML, None),
+        (HEADERS, "<|begin_of_text|>"),
+        (STRICT, "<s>"),
+        (TURNS, "<s>"),
+        (PLAIN_TAGS, None),
+        (THINKING, None),
+    ],
+)
+@pytest.mark.parametrize("begun", ["The capital is", "x", "ends in <|im_", "Hello, <b>he</b> said"])
+def test_the_last_message_is_continued_as_transformers_does(
+    source: str, bos: str | None, begun: str, tmp_path: Path
+) -> None:
+    messages = [CONVERSATION[0], {"role": "assistant", "content": begun}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    expected = as_transformers(byte_level_metadata(bos), source, messages, tmp_path, **options)
+    rendered = template_of(source, bos).encode(messages, continue_final_message=True)
+    assert rendered.token_ids == expected
+
+
+def test_an_answer_that_is_begun_keeps_its_last_blanks_and_may_be_empty() -> None:
+    template = template_of(CHATML)
+
+    def text(begun: str) -> str:
+        messages = [CONVERSATION[0], {"role": "assistant", "content": begun}]
+        rendered = template.encode(messages, continue_final_message=True)
+        return template._tokenizer.decode(rendered.token_ids, show_special=True)
+
+    assert text("1. \n").endswith("<|im_start|>assistant\n1. \n")
+    assert text("").endswith("<|im_start|>assistant\n")
+
+
+def test_the_beginning_of_an_answer_can_be_left_out() -> None:
+    template = template_of(CHATML)
+    whole = template.encode(CONVERSATION).token_ids
+    short = template.encode(CONVERSATION, add_generation_prompt=False).token_ids
+    assert whole[: len(short)] == short
+    assert template._tokenizer.decode(whole[len(short) :], show_special=True) == (
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}],
+        },
+    ],
+)
+def test_only_a_text_of_the_assistant_is_continued(last: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPrompt, match="assistant") as refused:
+        template_of(CHATML).encode([CONVERSATION[0], last], continue_final_message=True)
+    assert refused.value.param == "continue_final_message"
+
+
+def test_a_template_that_leaves_the_last_message_out_says_so() -> None:
+    silent = "{% for message in messages[:1] %}{{ message.content }}{% endfor %}"
+    with pytest.raises(InvalidPrompt, match="cannot be continued"):
+        template_of(silent).encode(CONVERSATION[:2], continue_final_message=True)
 
 
 def test_a_template_may_still_ask_what_a_message_holds() -> None:

@@ -45,7 +45,7 @@ PERSON = {
 
 
 def schema(value: Any, **fields: Any) -> Constraint:
-    return Constraint.of_schema(value, **fields)
+    return Constraint.of_json("json_schema", value, **fields)
 
 
 # ---- what is made -------------------------------------------------------------------------------
@@ -200,6 +200,29 @@ def test_white_space_cannot_fill_an_answer_a23() -> None:
     runs = re.findall(r"\s+", text_of(request))
     assert runs
     assert max(map(len, runs)) <= 22
+
+
+def test_an_answer_is_put_together_from_text_and_schemas() -> None:
+    call = [
+        '{"name": "',
+        {"one_of": [["a", '", "x": ', {"schema": {"type": "integer"}}], "b"]},
+        "}",
+    ]
+    pieces = [call, {"up_to": 2, "of": [";\n", call]}]
+    requests = [
+        make_request(f"r{n}", seed=n, constraint=Constraint.of_json("pieces", pieces))
+        for n in range(6)
+    ]
+    run_all(requests)
+    one = r'\{"name": "(a", "x": -?\d+|b)\}'
+    for request in requests:
+        assert re.fullmatch(rf"{one}(;\n{one}){{0,2}}", text_of(request)), text_of(request)
+
+
+@pytest.mark.parametrize("pieces", [[], [3], {"one_of": []}, {"schema": "x"}, [{"up_to": 2}]])
+def test_what_is_no_piece_is_refused(pieces: Any) -> None:
+    with pytest.raises(InvalidConstraint, match="response_format"):
+        COMPILER.compile_now(Constraint.of_json("pieces", pieces))
 
 
 # ---- beside others ------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ async def test_c08_ollama_paths_need_a_key(stranger: Caller, method: str, path: 
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ({**LLAMA, "format": "json"}, "format"),
+        ({**LLAMA, "format": "yaml"}, "format"),
+        ({**LLAMA, "format": 3}, "format"),
         ({**LLAMA, "options": {"temperature": "hot"}}, "temperature"),
         ({**LLAMA, "options": {"num_predict": 0}}, "max_tokens"),
         ({**LLAMA, "messages": [{**USER, "images": ["aGk="]}]}, "images"),

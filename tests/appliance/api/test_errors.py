@@ -14,6 +14,11 @@ for _ in range(200):
     NESTED = {"properties": NESTED}
 
 
+BEGUN = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+_CALL = {"id": "c", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+CALLING = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [_CALL]}]
+
+
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters or {}}}
 
@@ -103,10 +108,35 @@ async def test_c22_only_application_json_is_taken(caller: Caller, content_type: 
         ({"tools": [tool("a")], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
         ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": CALLING}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True, "messages": BEGUN},
+            "add_generation_prompt",
+        ),
+        (
+            {
+                "continue_final_message": True,
+                "messages": BEGUN,
+                "tools": [tool("a")],
+                "tool_choice": "required",
+            },
+            "tool_choice",
+        ),
     ],
 )
 async def test_a_wrong_or_unsupported_field_is_400_and_named(

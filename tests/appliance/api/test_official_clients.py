@@ -111,9 +111,10 @@ def test_claude_errors_have_its_envelope(claude: anthropic.Anthropic, server: An
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="other", max_tokens=5, messages=ASK)
     assert missing.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="go on with a text"):
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    with pytest.raises(anthropic.BadRequestError, match="reads text only"):
         claude.messages.create(
-            model="scripted", max_tokens=5, messages=[*ASK, {"role": "assistant", "content": "P"}]
+            model="scripted", max_tokens=5, messages=[{"role": "user", "content": [image]}]
         )
     with (
         anthropic.Anthropic(base_url=server.url, api_key="bh_wrong", max_retries=0) as stranger,

@@ -192,8 +192,9 @@ async def test_a_named_function_is_called(caller: Caller, backend: FakeBackend) 
     body = await (await caller.chat(tools=[WEATHER, TIME], tool_choice=choice)).json()
     assert body["choices"][0]["finish_reason"] == "tool_calls"
     assert backend.requests[0].answer_start.endswith('"get_weather", "arguments": ')
-    # Nothing was asked for behind the call.
-    assert backend.requests[0].options.stop == ("</tool_call>",)
+    # Nothing comes behind the call: there the form ends.
+    assert backend.requests[0].form is not None
+    assert backend.requests[0].form.source[-1] == "}\n</tool_call>"
 
 
 HISTORY: list[dict[str, Any]] = [

@@ -1,0 +1,138 @@
+"""Answers in a form that was asked for, over the real server with the official client (A23)."""
+
+import json
+import time
+from typing import Any, Literal
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from tests.e2e.server import Server
+
+ASK = [{"role": "user", "content": "Paris is the capital of France. Describe it as JSON."}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=30)
+    country: Literal["France", "Germany"]
+    population: int = pydantic.Field(ge=0, le=99)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server, api_key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=api_key, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_a_pydantic_model_comes_back_whole_and_streamed(client: openai.OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "messages": ASK, "temperature": 0, "response_format": City}
+    answer = client.chat.completions.parse(**asked)
+    city = answer.choices[0].message.parsed
+    assert isinstance(city, City)
+    assert answer.choices[0].finish_reason == "stop"
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    assert streamed == city
+
+
+def test_several_hot_answers_of_one_prompt_are_all_json(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.parse(
+        model=model, messages=ASK, temperature=1.5, n=3, response_format=City
+    )
+    assert all(isinstance(choice.message.parsed, City) for choice in answer.choices)
+
+
+def test_a_cut_answer_says_length_a23(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(
+        model=model, messages=ASK, max_tokens=5, response_format={"type": "json_object"}
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.choices[0].message.content or "").startswith("{")
+
+
+def test_responses_have_a_form_too(client: openai.OpenAI, model: str) -> None:
+    answer = client.responses.parse(model=model, input=ASK, text_format=City, temperature=0)
+    assert isinstance(answer.output_parsed, City)
+
+
+def test_a_function_that_must_be_called_is_called(client: openai.OpenAI, model: str) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        asked: Any = {"model": model, "messages": ASK, "tools": [WEATHER], "tool_choice": choice}
+        answer = client.chat.completions.create(**asked, temperature=1.3)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        [call] = answer.choices[0].message.tool_calls or []
+        assert list(json.loads(call.function.arguments)) == ["city"]  # type: ignore[union-attr]
+        chunks = [
+            chunk.choices[0]
+            for chunk in client.chat.completions.create(**asked, temperature=0, stream=True)
+            if chunk.choices
+        ]
+        assert chunks[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"foo": "bar"}},
+        {"type": "string", "pattern": "(?<=x)*"},
+        {"type": "string", "pattern": "(" * 2000},
+        {"$ref": "#"},
+        {"type": "yaml"},
+    ],
+)
+def test_a_bad_schema_is_refused_at_once_and_harms_nobody_a23(
+    client: openai.OpenAI, model: str, schema: dict[str, Any]
+) -> None:
+    neighbour = client.chat.completions.create(
+        model=model, messages=ASK, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(neighbour))
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    started = time.monotonic()
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=model, messages=ASK, response_format=form)
+    took_s = time.monotonic() - started
+    assert refused.value.param == "response_format"
+    assert "response_format" in refused.value.message
+    assert took_s < 5.0, "a second on a machine with nothing else to do"
+    reasons = [chunk.choices[0].finish_reason for chunk in neighbour if chunk.choices]
+    assert reasons[-1] == "length"
+
+
+def test_ollama_takes_a_schema(server: Server, api_key: str, model: str) -> None:
+    body = {"model": model, "messages": ASK, "stream": False, "format": City.model_json_schema()}
+    headers = {"Authorization": f"Bearer {api_key}"}
+    answer = httpx.post(f"{server.url}/api/chat", json=body, headers=headers, timeout=60)
+    City.model_validate_json(answer.json()["message"]["content"])
+
+
+def test_an_answer_that_is_begun_goes_on(client: openai.OpenAI, model: str) -> None:
+    question: Any = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital of France is"},
+    ]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(
+        model=model, messages=question, temperature=0, max_tokens=8, extra_body=extra
+    )
+    assert (answer.choices[0].message.content or "").startswith(" Paris")
