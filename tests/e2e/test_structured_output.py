@@ -28,6 +28,9 @@ WEATHER: Any = {
 
 
 class City(pydantic.BaseModel):
+    # Or an answer might add properties of its own for ever.
+    model_config = pydantic.ConfigDict(extra="forbid")
+
     name: str = pydantic.Field(max_length=30)
     country: Literal["France", "Germany"]
     population: int = pydantic.Field(ge=0, le=99)
@@ -56,7 +59,7 @@ def test_a_pydantic_model_comes_back_whole_and_streamed(client: openai.OpenAI, m
 
 def test_several_hot_answers_of_one_prompt_are_all_json(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.parse(
-        model=model, messages=ASK, temperature=1.5, n=3, response_format=City
+        model=model, messages=ASK, temperature=1.2, n=2, response_format=City
     )
     assert all(isinstance(choice.message.parsed, City) for choice in answer.choices)
 
@@ -90,31 +93,30 @@ def test_a_function_that_must_be_called_is_called(client: openai.OpenAI, model: 
         assert chunks[-1].finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "properties": {"foo": "bar"}},
-        {"type": "string", "pattern": "(?<=x)*"},
-        {"type": "string", "pattern": "(" * 2000},
-        {"$ref": "#"},
-        {"type": "yaml"},
-    ],
-)
+BAD: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"foo": "bar"}},
+    {"type": "string", "pattern": "(?<=x)*"},
+    {"type": "string", "pattern": "(" * 2000},
+    {"$ref": "#"},
+    {"type": "yaml"},
+]
+
+
 def test_a_bad_schema_is_refused_at_once_and_harms_nobody_a23(
-    client: openai.OpenAI, model: str, schema: dict[str, Any]
+    client: openai.OpenAI, model: str
 ) -> None:
     neighbour = client.chat.completions.create(
-        model=model, messages=ASK, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        model=model, messages=ASK, max_tokens=60, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(neighbour))
-    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    started = time.monotonic()
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=model, messages=ASK, response_format=form)
-    took_s = time.monotonic() - started
-    assert refused.value.param == "response_format"
-    assert "response_format" in refused.value.message
-    assert took_s < 5.0, "a second on a machine with nothing else to do"
+    for schema in BAD:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        started = time.monotonic()
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model=model, messages=ASK, response_format=form)
+        assert time.monotonic() - started < 5.0, "a second on a machine with nothing else to do"
+        assert refused.value.param == "response_format"
+        assert "response_format" in refused.value.message
     reasons = [chunk.choices[0].finish_reason for chunk in neighbour if chunk.choices]
     assert reasons[-1] == "length"
 
