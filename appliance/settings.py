@@ -155,6 +155,10 @@ CELERY_BEAT_SCHEDULE = {
         "task": "appliance.api.tasks.expire_responses",
         "schedule": 3600.0,
     },
+    "roll-up-usage": {
+        "task": "appliance.quotas.tasks.roll_up_usage",
+        "schedule": 600.0,
+    },
     "heal-capacity-tests": {
         "task": "appliance.capacity.tasks.heal_capacity",
         "schedule": 30.0,
@@ -250,6 +254,8 @@ APPLIANCE_KV_MEMORY_MB = env.env_int("APPLIANCE_KV_MEMORY_MB", 0, low=0, high=10
 # Where `manage.py models pull ORG/MODEL` asks, and the file with its token, read at each pull.
 APPLIANCE_HUB_URL = env.env_url("APPLIANCE_HUB_URL", "https://huggingface.co")
 APPLIANCE_HUB_TOKEN_FILE = env.env_str("APPLIANCE_HUB_TOKEN_FILE", "")
+# 0 keeps the ledger for ever.
+APPLIANCE_LEDGER_DAYS = env.env_int("APPLIANCE_LEDGER_DAYS", 0, low=0, high=100_000)
 APPLIANCE_DRAIN_SECONDS = env.env_int("APPLIANCE_DRAIN_SECONDS", 20, low=0, high=3600)
 
 # ---- logs

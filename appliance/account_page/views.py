@@ -22,12 +22,11 @@ from appliance.errors import ApplianceError
 from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
 from appliance.quotas.selectors import (
-    UsagePart,
     allowances,
     caps_of,
     quota_status,
-    usage_parts,
 )
+from appliance.quotas.usage import UsagePart, usage_parts
 from appliance.quotas.usage_csv import usage_csv
 
 # A key that ends within this many days is marked.

@@ -1,14 +1,16 @@
 """The bars of the usage page as plain numbers, so that the template only places them."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 
-from appliance.quotas.selectors import UsagePart
+from django.utils import timezone
+
+from appliance.quotas.usage import UsagePart
 
 # The drawing: a baseline at y 90, the highest value at y 12, a bar every 28.5 units.
 BASE_Y, TOP_Y, FIRST_X, STEP_X, BAR_WIDTH = 90, 12, 42, 28.5, 20
+NUM_BARS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +33,77 @@ class Drawing:
     summary: str
 
 
+@dataclass(slots=True)
+class _Span:
+    """An hour, a day, or several days together."""
+
+    words: str
+    label: str
+    chat: int = 0
+    other: int = 0
+
+    def add(self, part: UsagePart) -> None:
+        if part.source == "chat":
+            self.chat += part.tokens
+        else:
+            self.other += part.tokens
+
+
 def usage_drawing(parts: Iterable[UsagePart], today: date, num_days: int) -> Drawing | None:
-    """None when nothing was used in these days."""
-    chat: Counter[date] = Counter()
-    other: Counter[date] = Counter()
+    """At most 30 bars of a day or of several; None when nothing was used in these days."""
+    days_a_bar = max(1, num_days // NUM_BARS)
+    first = today - timedelta(days=num_days - 1)
+    spans = []
+    for number in range(num_days // days_a_bar):
+        begin = first + timedelta(days=number * days_a_bar)
+        end = begin + timedelta(days=days_a_bar - 1)
+        words = _day(begin) if days_a_bar == 1 else f"{_day(begin)} to {_day(end)}"
+        spans.append(_Span(words, "today" if end == today else _day(begin)))
     for part in parts:
-        (chat if part.source == "chat" else other)[part.day] += part.tokens
-    days = [today - timedelta(days=back) for back in reversed(range(num_days))]
-    best = max(days, key=lambda day: chat[day] + other[day])
-    top = chat[best] + other[best]
+        number = (part.day - first).days // days_a_bar
+        if 0 <= number < len(spans):
+            spans[number].add(part)
+    each = "a day" if days_a_bar == 1 else f"in {days_a_bar} days"
+    return _drawing(spans, f"Tokens {each} for the last {num_days} days")
+
+
+def hours_drawing(parts: Iterable[UsagePart], now: datetime, num_hours: int) -> Drawing | None:
+    """A bar an hour; None when nothing was used."""
+    last = now.replace(minute=0, second=0, microsecond=0)
+    begins = [last - timedelta(hours=back) for back in reversed(range(num_hours))]
+    spans = {}
+    for begin in begins:
+        local = timezone.localtime(begin, timezone.get_default_timezone())
+        spans[begin] = _Span(f"{_day(local)} {local:%H:%M}", f"{local:%H:%M}")
+    for part in parts:
+        if part.hour in spans:
+            spans[part.hour].add(part)
+    return _drawing(list(spans.values()), f"Tokens an hour for the last {num_hours} hours")
+
+
+def _day(day: date) -> str:
+    return f"{day.day} {day:%b}"
+
+
+def _drawing(spans: Sequence[_Span], what: str) -> Drawing | None:
+    best = max(spans, key=lambda span: span.chat + span.other)
+    top = best.chat + best.other
     if not top:
         return None
     per_token = (BASE_Y - TOP_Y) / top
     return Drawing(
-        bars=[_bar(n, day, today, chat[day], other[day], per_token) for n, day in enumerate(days)],
+        bars=[_bar(number, span, len(spans), per_token) for number, span in enumerate(spans)],
         top_tokens=top,
-        summary=(
-            f"Tokens a day for the last {num_days} days, split into chat and all else. "
-            f"Highest: {top:,} on {best.day} {best:%B}."
-        ),
+        summary=f"{what}, split into chat and all else. Highest: {top:,}, {best.words}.",
     )
 
 
-def _bar(number: int, day: date, today: date, chat: int, other: int, per_token: float) -> Bar:
+def _bar(number: int, span: _Span, num_spans: int, per_token: float) -> Bar:
     x = FIRST_X + number * STEP_X
-    chat_height, other_height = chat * per_token, other * per_token
-    is_labelled = (today - day).days % 4 == 0
+    chat_height, other_height = span.chat * per_token, span.other * per_token
     return Bar(
-        title=f"{day.day} {day:%b}: {chat + other:,} tokens",
-        label="" if not is_labelled else "today" if day == today else f"{day.day} {day:%b}",
+        title=f"{span.words}: {span.chat + span.other:,} tokens",
+        label=span.label if (num_spans - 1 - number) % 4 == 0 else "",
         x=x,
         middle_x=x + BAR_WIDTH / 2,
         chat_y=round(BASE_Y - chat_height, 1),

@@ -26,7 +26,7 @@ from appliance.api_keys.services import (
     key_rules,
     key_rules_set,
 )
-from appliance.quotas.selectors import tokens_of_keys
+from appliance.quotas.usage import tokens_of_keys
 
 KEYS_A_PAGE = 50
 SOON = timedelta(days=14)

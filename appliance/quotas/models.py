@@ -200,3 +200,50 @@ class UsageRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.request_id}: {self.prompt_tokens} + {self.completion_tokens} tokens"
+
+
+class UsageRollup(models.Model):
+    """The ledger added up: one row an hour or a day, user, key, model and door.
+
+    Rebuilt from the ledger by `rollup`, whole hours and days at a time; never added to.
+    """
+
+    class Span(models.TextChoices):
+        HOUR = "hour"
+        DAY = "day"
+
+    span = models.CharField(max_length=4, choices=Span.choices)
+    # The day that was charged, in the team's time zone; for an hour that of its first row.
+    day = models.DateField()
+    # Begin of the hour in which the row was written; None for a day.
+    hour = models.DateTimeField(null=True)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    username = models.CharField(max_length=150)
+    key_id = models.BigIntegerField(null=True)
+    key_prefix = models.CharField(max_length=32, blank=True)
+    source = models.CharField(max_length=20)
+    model = models.CharField(max_length=200)
+    num_requests = models.PositiveBigIntegerField()
+    prompt_tokens = models.PositiveBigIntegerField()
+    cached_tokens = models.PositiveBigIntegerField()
+    completion_tokens = models.PositiveBigIntegerField()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["span", "day"], name="usage_rollup_day"),
+            models.Index(fields=["span", "hour"], name="usage_rollup_hour"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.username}, {self.span} {self.hour or self.day}"
+
+
+class RollupState(models.Model):
+    """The one row that says up to when the ledger is added up; locked while it is."""
+
+    done_until = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"until {self.done_until}"

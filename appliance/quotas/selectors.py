@@ -1,69 +1,17 @@
-"""What is left of the limits, and reading the ledger: for the account page and the console."""
+"""What is left of the limits: for the account page, the console and the API's headers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Q
 from django.utils import timezone
 
 from appliance.accounts.models import User
 from appliance.quotas.limits import minute_of, quota_day, quota_resets_at, window_resets_at
-from appliance.quotas.models import LimitRule, Meter, UsageRecord
+from appliance.quotas.models import LimitRule, Meter
 from appliance.quotas.rules import Limit, limit_from, limits_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayUsage:
-    day: date
-    num_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-
-
-def usage_by_day(user: User | None = None, *, days: int = 14) -> list[DayUsage]:
-    """The last `days` days with any use, newest first; of everybody without a user."""
-    records = UsageRecord.objects.filter(day__gt=quota_day() - timedelta(days=days))
-    if user is not None:
-        records = records.filter(user=user)
-    rows = records.values("day").annotate(
-        num_requests=Count("pk"),
-        prompt=Sum("prompt_tokens"),
-        cached=Sum("cached_tokens"),
-        completion=Sum("completion_tokens"),
-    )
-    return [
-        DayUsage(
-            day=row["day"],
-            num_requests=row["num_requests"],
-            prompt_tokens=row["prompt"],
-            cached_tokens=row["cached"],
-            completion_tokens=row["completion"],
-        )
-        for row in rows.order_by("-day")
-    ]
-
-
-def usage_recent(user: User | None = None) -> QuerySet[UsageRecord]:
-    """Ledger rows, newest first."""
-    records = UsageRecord.objects.order_by("-created_at", "-pk")
-    return records if user is None else records.filter(user=user)
-
-
-def usage_tokens_by_key(user: User, *, days: int = 30) -> dict[int, int]:
-    """Key id -> tokens of the last `days` days."""
-    rows = (
-        UsageRecord.objects.filter(user=user, day__gt=quota_day() - timedelta(days=days))
-        .exclude(key_id=None)
-        .values("key_id")
-        .annotate(tokens=Sum("prompt_tokens") + Sum("completion_tokens"))
-    )
-    return {row["key_id"]: row["tokens"] for row in rows}
-
-
-# ---- what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,55 +156,3 @@ def member_quotas(users: Sequence[User]) -> list[MemberQuota]:
             )
         )
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsagePart:
-    """What one member took on one day through one door."""
-
-    day: date
-    username: str
-    source: str
-    num_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-def usage_parts(user: User | None = None, *, days: int = 30) -> list[UsagePart]:
-    """The ledger of the last `days` days by day, member and door, newest day first."""
-    records = UsageRecord.objects.filter(day__gt=quota_day() - timedelta(days=days))
-    if user is not None:
-        records = records.filter(user=user)
-    rows = records.values("day", "username", "source").annotate(
-        num_requests=Count("pk"),
-        prompt=Sum("prompt_tokens"),
-        cached=Sum("cached_tokens"),
-        completion=Sum("completion_tokens"),
-    )
-    return [
-        UsagePart(
-            day=row["day"],
-            username=row["username"],
-            source=row["source"],
-            num_requests=row["num_requests"],
-            prompt_tokens=row["prompt"],
-            cached_tokens=row["cached"],
-            completion_tokens=row["completion"],
-        )
-        for row in rows.order_by("-day", "username", "source")
-    ]
-
-
-def tokens_of_keys(key_ids: Sequence[int], *, days: int = 7) -> dict[int, int]:
-    """Key id -> tokens of the last `days` days."""
-    rows = (
-        UsageRecord.objects.filter(key_id__in=key_ids, day__gt=quota_day() - timedelta(days=days))
-        .values("key_id")
-        .annotate(tokens=Sum("prompt_tokens") + Sum("completion_tokens"))
-    )
-    return {row["key_id"]: row["tokens"] for row in rows}

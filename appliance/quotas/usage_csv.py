@@ -4,12 +4,14 @@ import csv
 import io
 from collections.abc import Iterable
 
-from appliance.quotas.selectors import UsagePart
+from appliance.quotas.usage import UsagePart
 
 COLUMNS = (
     "day",
     "member",
     "source",
+    "key",
+    "model",
     "requests",
     "prompt_tokens",
     "cached_tokens",
@@ -30,6 +32,8 @@ def usage_csv(parts: Iterable[UsagePart]) -> str:
                 part.day.isoformat(),
                 _plain(part.username),
                 _plain(part.source),
+                _plain(part.key_prefix),
+                _plain(part.model),
                 part.num_requests,
                 part.prompt_tokens,
                 part.cached_tokens,

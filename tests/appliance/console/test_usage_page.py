@@ -14,7 +14,8 @@ from appliance.accounts.models import User
 from appliance.console.usage_drawing import BASE_Y, TOP_Y, usage_drawing
 from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
-from appliance.quotas.selectors import UsagePart, usage_parts
+from appliance.quotas.rollup import usage_roll_up
+from appliance.quotas.usage import UsagePart, usage_parts
 from appliance.quotas.usage_csv import COLUMNS, usage_csv
 from tests.appliance.base import make_alice, make_bob
 
@@ -129,12 +130,14 @@ def test_a_name_that_would_be_a_formula_is_text_in_a_spreadsheet() -> None:
         day=date(2026, 1, 2),
         username="=cmd|x",
         source="chat",
+        key_prefix="bh_abcd",
+        model="-m",
         num_requests=1,
         prompt_tokens=2,
         cached_tokens=0,
         completion_tokens=3,
     )
-    assert "2026-01-02,'=cmd|x,chat,1,2,0,3,5" in usage_csv([part])
+    assert "2026-01-02,'=cmd|x,chat,bh_abcd,'-m,1,2,0,3,5" in usage_csv([part])
 
 
 def test_bars_fill_the_drawing_and_stand_on_its_ground(ledger: None) -> None:
@@ -147,3 +150,45 @@ def test_bars_fill_the_drawing_and_stand_on_its_ground(ledger: None) -> None:
     assert today.other_y + today.other_height == pytest.approx(today.chat_y, abs=0.11)
     assert today.label == "today"
     assert all(bar.x > 36 and bar.x + 20 < 900 for bar in drawing.bars)
+
+
+def test_the_year_comes_from_the_roll_ups_and_adds_up_too(admin: Client, ledger: None) -> None:
+    usage_roll_up()
+    html = admin.get("/console/usage/?days=360").content.decode()
+    assert "103,800 tokens in 5 requests" in html
+    assert "By month" in html
+    assert "Tokens in 12 days for the last 360 days" in html
+    rows = rows_of(admin.get("/console/usage/usage.csv?days=360"))
+    assert sum(int(row["tokens"]) for row in rows) == 103_800
+    # Old days are read from the roll-ups alone.
+    UsageRecord.objects.filter(day__lt=quota_day() - timedelta(days=5)).delete()
+    assert "103,800 tokens in 5 requests" in admin.get("/console/usage/?days=360").content.decode()
+    assert "4,800 tokens in 4 requests" in admin.get("/console/usage/?days=90x").content.decode()
+
+
+def test_the_last_hours_are_shown_by_hour(admin: Client, ledger: None) -> None:
+    for _ in range(2):
+        html = admin.get("/console/usage/?days=1").content.decode()
+        # All of the ledger was booked just now, whatever day was charged.
+        assert "103,800 tokens in 5 requests" in html
+        assert "By hour" in html
+        assert "Tokens an hour for the last 24 hours" in html
+        usage_roll_up()
+
+
+def test_several_days_share_a_bar() -> None:
+    part = {"username": "bob", "num_requests": 1, "prompt_tokens": 1, "cached_tokens": 0}
+    today = date(2026, 6, 30)
+    parts = [
+        UsagePart(day=today, source="chat", completion_tokens=0, **part),
+        UsagePart(day=today - timedelta(days=2), source="api", completion_tokens=1, **part),
+        UsagePart(day=today - timedelta(days=3), source="chat", completion_tokens=3, **part),
+        UsagePart(day=today - timedelta(days=89), source="chat", completion_tokens=2, **part),
+        UsagePart(day=today - timedelta(days=90), source="chat", completion_tokens=99, **part),
+    ]
+    drawing = usage_drawing(parts, today, 90)
+    assert drawing is not None
+    tokens = [bar.title.partition(": ")[2] for bar in drawing.bars]
+    assert [tokens[0], tokens[-2], tokens[-1]] == ["3 tokens", "4 tokens", "3 tokens"]
+    assert drawing.bars[-1].title.startswith("28 Jun to 30 Jun")
+    assert drawing.top_tokens == 4

@@ -15,9 +15,6 @@ from appliance.quotas.selectors import (
     allowances,
     member_quotas,
     quota_status,
-    usage_by_day,
-    usage_recent,
-    usage_tokens_by_key,
 )
 from appliance.quotas.services import (
     quota_heal,
@@ -225,17 +222,3 @@ def test_the_task_gives_back_only_what_nobody_vouches_for_c09(bob, make_usage, m
     # The process was only slow: its answer is still booked, and nothing becomes negative.
     assert quota_settle(reservation, make_usage(10, 5))
     assert (quota_status(bob).used_tokens, quota_status(bob).reserved_tokens) == (15, 0)
-
-
-# ---- reading the ledger
-
-
-def test_usage_is_read_by_day_user_and_key(alice, bob, make_usage):
-    quota_settle(reserve(bob), make_usage(10, 5, key_id=3, key_prefix="bh_abc"))
-    quota_settle(reserve(bob), make_usage(20, 5, cached_tokens=16, request_id="r-2"))
-    quota_settle(reserve(alice), make_usage(1, 1, username="alice"))
-    (today,) = usage_by_day(bob)
-    assert (today.num_requests, today.prompt_tokens, today.cached_tokens) == (2, 30, 16)
-    assert usage_by_day()[0].num_requests == 3
-    assert [record.request_id for record in usage_recent(bob)] == ["r-2", "r-1"]
-    assert usage_tokens_by_key(bob) == {3: 15}
