@@ -11,7 +11,7 @@ from inference.models.spec import DecoderSpec, LayerSpec
 from inference.runner.input_batch import InputBatch
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
-from kernels.rotary import rotary
+from kernels.rotary_kv_write import rotary_kv_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,13 @@ class Attention(nn.Module):
         query_key = heads[:, :num_qk_heads]
         if self.qk_norm != "none":
             query_key = self._normalise(query_key)
-        if cos_sin is not None:
-            query_key = rotary(query_key, cos_sin)
-        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
-        kv_cache_write(key, value, cache.key, cache.value, batch.slot_mapping)
+        if cos_sin is None:
+            query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+            kv_cache_write(key, value, cache.key, cache.value, batch.slot_mapping)
+        else:
+            query = rotary_kv_write(
+                query_key, value, cos_sin, cache.key, cache.value, batch.slot_mapping
+            )
         attended = paged_attention(
             query,
             cache.key,
@@ -89,6 +92,7 @@ class Attention(nn.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            num_decodes=batch.num_decodes,
         )
         output: Tensor = self.o_proj(attended.view(num_tokens, -1))
         return output

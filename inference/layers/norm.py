@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -27,3 +27,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
+
+    def add(self, residual: Tensor, change: Tensor, change_scale: float) -> tuple[Tensor, Tensor]:
+        """residual + change * change_scale, and its norm."""
+        return add_rms_norm(residual, change, self.weight, self.eps, change_scale=change_scale)

@@ -48,15 +48,32 @@ class DecoderLayer(nn.Module):
         self.mlp_post_norm = norm("mlp_post_norm")
 
     def forward(
-        self, hidden_states: Tensor, cos_sin: Tensor | None, batch: InputBatch, cache: LayerCache
-    ) -> Tensor:
-        attended = self.attention(self.attention_norm(hidden_states), cos_sin, batch, cache)
-        hidden_states = self._add(hidden_states, self.attention_post_norm(attended))
-        mixed = self.mlp(self.mlp_norm(hidden_states))
-        return self._add(hidden_states, self.mlp_post_norm(mixed))
+        self,
+        residual: Tensor,
+        change: Tensor | None,
+        cos_sin: Tensor | None,
+        batch: InputBatch,
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [num_tokens, hidden_size], and what this layer still adds to it.
 
-    def _add(self, residual: Tensor, change: Tensor) -> Tensor:
-        return residual + (change if self.residual_scale == 1.0 else change * self.residual_scale)
+        `change` is what the layer before still adds: it is added together with the next norm.
+        """
+        residual, normed = add_and_norm(residual, change, self.attention_norm, self.residual_scale)
+        change = self.attention_post_norm(self.attention(normed, cos_sin, batch, cache))
+        residual, normed = add_and_norm(residual, change, self.mlp_norm, self.residual_scale)
+        return residual, self.mlp_post_norm(self.mlp(normed))
+
+
+def add_and_norm(
+    residual: Tensor, change: Tensor | None, norm: nn.Module, scale: float
+) -> tuple[Tensor, Tensor]:
+    """residual + change * scale, and its norm; a layer without that norm gets the sum itself."""
+    if change is not None and isinstance(norm, RMSNorm):
+        return norm.add(residual, change, scale)
+    if change is not None:
+        residual = residual + (change if scale == 1.0 else change * scale)
+    return residual, norm(residual)
 
 
 class Decoder(nn.Module):
@@ -95,16 +112,19 @@ class Decoder(nn.Module):
 
     def forward(self, batch: InputBatch, storage: KVCacheStorage) -> Tensor:
         """[num_samples, vocab_size] fp32; only rows that sample pay for the vocabulary."""
-        hidden_states = self.embedding(batch.input_ids)  # [num_tokens, hidden_size]
+        residual = self.embedding(batch.input_ids)  # [num_tokens, hidden_size]
+        change: Tensor | None = None
         angles = [rope(batch.positions) for rope in self.ropes]
         for index, (layer, layer_spec) in enumerate(
             zip(self.layers, self.spec.layers, strict=True)
         ):
             cos_sin = None if layer_spec.rope is None else angles[layer_spec.rope]
             cache = LayerCache(storage.key_cache[index], storage.value_cache[index])
-            hidden_states = layer(hidden_states, cos_sin, batch, cache)
-        sampled = hidden_states[batch.logits_indices]
-        logits: Tensor = self.lm_head(self.norm(sampled)).float()
+            residual, change = layer(residual, change, cos_sin, batch, cache)
+        sampled = batch.logits_indices
+        last = None if change is None else change[sampled]
+        _, normed = add_and_norm(residual[sampled], last, self.norm, self.spec.residual_scale)
+        logits: Tensor = self.lm_head(normed).float()
         if self.spec.logits_scale != 1.0:
             logits = logits * self.spec.logits_scale
         if self.spec.logits_soft_cap is not None:

@@ -23,13 +23,16 @@ from inference.models.registry import decoder_spec, refuse_quantised
 from inference.models.spec import DecoderSpec
 from inference.outputs import RunnerInfo, ScheduledRequest, SchedulerOutput, StepOutput
 from inference.request import Request
+from inference.runner.cuda_graphs import MAX_GRAPH_REQUESTS, CudaGraphs, GraphedForward
 from inference.runner.forward import Forward, ForwardUnavailable, TorchForward
 from inference.runner.input_batch import build_input_batch
 from inference.runner.native_forward import make_native_forward
+from inference.runner.profiling import activation_bytes
 from inference.sampler import Sampler
 from inference.sampling_params import SamplingParams
 from inference.weights.loader import Checkpoint, check_model_dir, load_weights
 from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
+from kernels.backends import has_triton
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +180,33 @@ class ModelRunner:
             device=device,
             on_progress=on_progress,
         )
-        storage = self._make_storage(model_config, max_model_len, dtype, device, 0)
-        return TorchForward(decoder, storage), storage, notice
+        if device.type != "cuda":
+            storage = self._make_storage(model_config, max_model_len, dtype, device, 0)
+            return TorchForward(decoder, storage), storage, notice
+        on_progress(0.95, "measuring the memory of a step")
+        reserved_bytes = activation_bytes(
+            decoder,
+            model_config,
+            num_tokens=config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS,
+            max_len=max_model_len,
+            block_size=config.block_size,
+            dtype=dtype,
+            device=device,
+        )
+        storage = self._make_storage(model_config, max_model_len, dtype, device, reserved_bytes)
+        if not has_triton():
+            notice = "The GPU kernels are not in use: triton is not installed."
+            logger.warning("%s", notice)
+            return TorchForward(decoder, storage), storage, notice
+        on_progress(0.97, "preparing decode steps")
+        graphed = GraphedForward(
+            decoder,
+            storage,
+            max_requests=min(MAX_GRAPH_REQUESTS, storage.num_blocks),
+            max_blocks=-(-max_model_len // config.block_size),
+            capture=CudaGraphs(),
+        )
+        return graphed, storage, notice
 
     def _make_storage(
         self,
@@ -188,7 +216,7 @@ class ModelRunner:
         device: torch.device,
         reserved_bytes: int,
     ) -> KVCacheStorage:
-        """Blocks in what is free; `reserved_bytes` are still to be taken by weights."""
+        """Blocks in what is free; `reserved_bytes` are still to be taken by weights or steps."""
         block_size = self._config.block_size
         num_blocks = choose_num_blocks(
             self._config,

@@ -15,12 +15,11 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.errors import KernelArgumentError
-from kernels.rotary_kv_write import reference
+from kernels.rotary_kv_write import cpu, reference
 
 _BACKENDS: dict[Backend, Callable[..., Tensor]] = {
     Backend.REFERENCE: reference.rotary_kv_write,
-    # What is gained is traffic of a GPU's memory; a CPU has a compiled step for that.
-    Backend.CPU: reference.rotary_kv_write,
+    Backend.CPU: cpu.rotary_kv_write,
     Backend.TRITON: lazily("kernels.rotary_kv_write.triton_rotary_kv_write", "rotary_kv_write"),
 }
 
@@ -49,7 +48,8 @@ def rotary_kv_write(
         backend: which implementation; None takes the fastest for the device.
 
     Returns:
-        [num_tokens, num_heads, head_dim], the rotated queries, a new tensor; of padding too.
+        [num_tokens, num_heads, head_dim], the rotated queries, of padding too; last
+        dimension contiguous.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or layout is not as above.
