@@ -352,8 +352,7 @@ class Engine:
         now_s = self._clock()
         progress = self._scheduler.update_from_output(output, step_output, now_s)
         num_sampled = self._reporter.on_progress(progress, now_s)
-        end_s, forward_s = self._clock(), step_output.forward_s
-        self._reporter.metrics.on_step(output, num_sampled, start_s, end_s, forward_s)
+        self._reporter.metrics.on_step(output, step_output, num_sampled, start_s, self._clock())
 
     def _fail_step(self, output: SchedulerOutput, error: Exception) -> None:
         """End the requests of this step; the third failure in a row ends the engine."""

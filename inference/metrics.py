@@ -9,7 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from inference.outputs import SchedulerOutput
+from inference.outputs import SchedulerOutput, StepOutput
 from inference.request import FinishReason, Request
 
 _RATE_WINDOW_S = 5.0
@@ -33,6 +33,8 @@ COUNTERS = (
     "cached_prompt_tokens",
     "computed_tokens",
     "generated_tokens",
+    "draft_tokens_proposed",
+    "draft_tokens_accepted",
     "recomputed_tokens",
     "blocks_evicted",
 )
@@ -59,14 +61,22 @@ class Metrics:
     def on_step(
         self,
         output: SchedulerOutput,
+        step_output: StepOutput,
         num_sampled: int,
         start_s: float,
         end_s: float,
-        forward_s: float,
     ) -> None:
+        drafted = [len(part.draft_token_ids) for part in output.scheduled]
         num_prefill = output.num_tokens - sum(
-            [part.num_new_tokens == 1 and part.samples for part in output.scheduled]
+            [
+                part.num_new_tokens
+                for part, num_draft in zip(output.scheduled, drafted, strict=True)
+                if part.num_new_tokens == 1 + num_draft and part.samples
+            ]
         )
+        forward_s = step_output.forward_s
+        self.totals["draft_tokens_proposed"] += sum(drafted)
+        self.totals["draft_tokens_accepted"] += sum(step_output.num_accepted.values())
         self.totals["steps"] += 1
         self.totals["computed_tokens"] += output.num_tokens
         self.totals["generated_tokens"] += num_sampled

@@ -25,11 +25,19 @@ class ScheduledRequest:
     block_table: list[int]
     # True when the last of the new tokens is the newest known token, so a next one is sampled.
     samples: bool
+    # Guesses of what follows the newest known token: the last of the new tokens. The runner samples
+    # after the newest known token and after each of these.
+    draft_token_ids: list[int] = field(default_factory=list)
+
+    def token_ids(self) -> list[int]:
+        """Ids of the new tokens."""
+        end = self.start + self.num_new_tokens - len(self.draft_token_ids)
+        return self.request.token_ids_between(self.start, end) + self.draft_token_ids
 
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step. `scheduled` holds decodes first, then prompt chunks."""
+    """One step. `scheduled` holds decodes first, then drafts and prompt chunks."""
 
     step_id: int
     scheduled: list[ScheduledRequest]
@@ -67,6 +75,9 @@ class StepOutput:
     """Sampled tokens by request id, for those scheduled with `samples`."""
 
     tokens: dict[str, TokenOutput]
+    # Leading draft tokens, by request id, that the model agreed with; `tokens` holds what follows
+    # them. None where it is absent.
+    num_accepted: dict[str, int] = field(default_factory=dict)
     # Seconds of the forward pass and sampling, and of preparing tensors, on the engine thread.
     forward_s: float = 0.0
     host_s: float = 0.0

@@ -17,6 +17,7 @@ from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
 from inference.scheduling.forks import HeldForks, may_share
+from inference.scheduling.prompt_shares import prompt_shares
 from inference.scheduling.running import (
     Preemption,
     RunningRequest,
@@ -30,11 +31,10 @@ from inference.scheduling.settings import (
     effective_reserved,
     effective_slots,
 )
+from inference.scheduling.speculation import Speculation, taken_tokens
 from inference.scheduling.waiting import CLASS_ORDER, WaitingRequests
 
 _INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
-# The oldest prompt gets at least one part in this many of what is left for prompts.
-_OLDEST_PROMPT_SHARE = 4
 
 
 class Scheduler:
@@ -59,6 +59,7 @@ class Scheduler:
         self.waiting = WaitingRequests()
         self.running = RunningRequests()
         self.lengths = RecentLengths()
+        self.speculation = Speculation()
         # Id of the newest step that was planned; 0 before the first.
         self.step_id = 0
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -120,6 +121,7 @@ class Scheduler:
         request.finish_detail = detail
         request.finished_s = now_s
         self.kv.forget(request_id)
+        self.speculation.forget(request_id)
         if self._admissions.pop(request_id, None) is not None:
             self._finished_ids.append(request_id)
             self.lengths.add(request.num_tokens - request.num_cached_tokens)
@@ -131,6 +133,7 @@ class Scheduler:
     def apply(self, settings: SchedulerSettings, now_s: float) -> None:
         """Take new settings over. Nothing that runs is touched."""
         self.settings = settings
+        self.speculation.asked = settings.speculation
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
         self.context = effective_context(settings.max_model_len, self.hard_max_len)
         self.max_len = int(self.context.effective)
@@ -181,7 +184,9 @@ class Scheduler:
         budget -= self._place([(run, 1) for run in turns], parts, now_s)
         if may_admit and len(self._news.preempted) == num_preempted:
             prompts += self._admit(copies, now_s)
-        self._place(_shares(prompts, budget), parts, now_s)
+        self._place(prompt_shares(prompts, budget), parts, now_s)
+        if not prompts:
+            self.speculation.extend(parts, self.running, self.kv, budget)
 
         if not parts:
             return None
@@ -202,38 +207,53 @@ class Scheduler:
         """Take the sampled tokens in and end what is done.
 
         Returns:
-            Each scheduled request and its new token, None for one whose prompt goes on. Those
-            that failed are not among them.
+            Each scheduled request and its new token, once for each of several, None for one whose
+            prompt goes on. Those that failed are not among them.
         """
         progress: list[tuple[Request, TokenOutput | None]] = []
-        block_size = self.kv.block_size
+        self.speculation.on_step(output, step_output)
         for part in output.scheduled:
             request = part.request
             run = self.running.get(request.request_id)
             if run is None:
                 continue
-            request.num_computed_tokens += part.num_new_tokens
-            if request.num_computed_tokens % block_size < part.num_new_tokens:
+            accepted, sampled = taken_tokens(part, step_output)
+            request.num_computed_tokens += part.num_new_tokens - len(part.draft_token_ids)
+            end = None
+            for token in accepted:
+                request.num_computed_tokens += 1
+                end = self._take_token(run, token, now_s, progress)
+                if end is not None:
+                    break
+            if request.num_computed_tokens % self.kv.block_size < part.num_new_tokens:
                 self.kv.commit(request)
             if len(self._held) and request.num_computed_tokens >= request.num_prompt_tokens:
                 self._release_held(request.request_id, now_s)
-            if not part.samples:
+            if sampled is None:
                 progress.append((request, None))
-                continue
-            token = step_output.tokens.get(request.request_id)
-            if token is None or token.error is not None:
-                error = "The model gave no token." if token is None else token.error
-                self.finish(request.request_id, FinishReason.ERROR, error, now_s)
-                continue
-            run.account.charge(OUTPUT_TOKEN_COST)
-            request.output_token_ids.append(token.token_id)
-            if request.first_token_s is None:
-                request.first_token_s = now_s
-            progress.append((request, token))
-            end = run.rules.check(len(request.output_token_ids), token)
+            elif end is None and sampled.error is not None:
+                end = (FinishReason.ERROR, sampled.error)
+            elif end is None:
+                end = self._take_token(run, sampled, now_s, progress)
             if end is not None:
                 self.finish(request.request_id, *end, now_s)
         return progress
+
+    def _take_token(
+        self,
+        run: RunningRequest,
+        token: TokenOutput,
+        now_s: float,
+        progress: list[tuple[Request, TokenOutput | None]],
+    ) -> tuple[FinishReason, str | None] | None:
+        """Append a token to its answer; the end that it brings, if it does."""
+        request = run.request
+        run.account.charge(OUTPUT_TOKEN_COST)
+        request.output_token_ids.append(token.token_id)
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        progress.append((request, token))
+        return run.rules.check(len(request.output_token_ids), token)
 
     def check_integrity(self) -> None:
         """Assert every invariant. O(everything); for tests and debugging."""
@@ -375,25 +395,3 @@ class Scheduler:
     def _release_held(self, parent_id: str, now_s: float) -> None:
         for request in self._held.release(parent_id):
             self.waiting.add(request, now_s)
-
-
-def _shares(prompts: list[RunningRequest], budget: int) -> list[tuple[RunningRequest, int]]:
-    """Who gets how much of what decodes left: the shortest first, so that they start soonest.
-
-    The oldest keeps a share, so that short ones cannot hold up a long one for ever.
-    """
-    prompts = [run for run in prompts if run.request.status is RequestStatus.RUNNING]
-    if not prompts or budget < 1:
-        return []
-    oldest = min(prompts, key=lambda run: run.admission)
-    kept = min(oldest.num_pending, max(1, budget // _OLDEST_PROMPT_SHARE))
-    prompts.sort(key=lambda run: (run.num_pending, run.admission))
-    shares = []
-    left = budget - kept
-    for run in prompts:
-        already = kept if run is oldest else 0
-        more = min(run.num_pending - already, left)
-        left -= more
-        if already + more:
-            shares.append((run, already + more))
-    return shares

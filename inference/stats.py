@@ -99,6 +99,7 @@ def _settings(scheduler: Scheduler) -> Mapping[str, Setting]:
     return {
         "slots": scheduler.slots,
         "max_model_len": scheduler.context,
+        "speculation": scheduler.speculation.setting,
         "reserved_interactive_slots": scheduler.reserved,
         **shown,
     }

@@ -143,6 +143,7 @@ SETTING_WORDS = {
     "max_waiting_tokens": "Waiting tokens at most",
     "enable_prefix_cache": "Prefix cache",
     "policy": "Batching",
+    "speculation": "Lookahead",
     "max_running_per_owner": "Slots for one user at most",
     "max_blocks_per_owner": "Blocks for one user at most",
     "admission_headroom": "Head-room for growth",

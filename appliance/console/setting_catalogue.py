@@ -130,6 +130,13 @@ FIELDS = (
         choices=(("continuous", "continuous"), ("static", "static")),
     ),
     Field(
+        "speculation",
+        "Guesses several words at once where an answer repeats itself or its question, and keeps "
+        "those that the model would have written anyway. “auto”: only where that measures faster.",
+        kind="choice",
+        choices=(("auto", "auto"), ("on", "on"), ("off", "off")),
+    ),
+    Field(
         "reserve_tokens",
         "Takes room for this many tokens for each request from its start on, as systems without "
         "paging do. 0 is paging. It is here to compare with.",

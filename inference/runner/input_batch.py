@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,7 +34,8 @@ class InputBatch:
     seq_lens: Tensor
     # [num_requests + 1] int32, prefix sums of new tokens
     query_start_loc: Tensor
-    # [num_samples] int64, rows of the new tokens whose logits are wanted, ascending; may be empty
+    # [num_samples] int64, rows of the new tokens whose logits are wanted, ascending; may be empty.
+    # One a sampling request, and one more for each token of its draft.
     logits_indices: Tensor
     # The same numbers known on the host, so that nobody asks the device for them.
     num_tokens: int
@@ -44,6 +46,17 @@ class InputBatch:
     max_seq_len: int
 
 
+def _sampled_rows(ends: npt.NDArray[np.int64], drafts: list[int]) -> npt.NDArray[np.int64]:
+    """Rows of the newest known tokens and of the drafts behind them, ascending.
+
+    `ends`: one past the last row of each request that samples; `drafts`: how many it has.
+    """
+    if not any(drafts):
+        return ends - 1
+    pairs = zip(ends.tolist(), drafts, strict=True)
+    return np.concatenate([np.arange(end - 1 - drafted, end) for end, drafted in pairs])
+
+
 def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.device) -> InputBatch:
     """Tensors of `step`; its `scheduled` must not be empty."""
     scheduled = step.scheduled
@@ -51,6 +64,7 @@ def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.devi
     starts = np.fromiter((part.start for part in scheduled), np.int64, num_requests)
     counts = np.fromiter((part.num_new_tokens for part in scheduled), np.int64, num_requests)
     samples = np.fromiter((part.samples for part in scheduled), np.bool_, num_requests)
+    drafts = [len(part.draft_token_ids) for part in scheduled if part.samples]
 
     query_start_loc = np.zeros(num_requests + 1, np.int64)
     np.cumsum(counts, out=query_start_loc[1:])
@@ -60,7 +74,7 @@ def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.devi
 
     ids: list[int] = []
     for part in scheduled:
-        ids += part.request.token_ids_between(part.start, part.start + part.num_new_tokens)
+        ids += part.token_ids()
     row_of_token = np.repeat(np.arange(num_requests), counts)
     positions = np.arange(num_tokens) + (starts - query_start_loc[:-1])[row_of_token]
 
@@ -75,7 +89,7 @@ def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.devi
         "input_ids": np.array(ids, np.int64),
         "positions": positions,
         "slot_mapping": block_of_token * block_size + positions % block_size,
-        "logits_indices": query_start_loc[1:][samples] - 1,
+        "logits_indices": _sampled_rows(query_start_loc[1:][samples], drafts),
         "block_tables": block_tables,
         "seq_lens": seq_lens.astype(np.int32),
         "query_start_loc": query_start_loc.astype(np.int32),

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -30,6 +31,7 @@ from inference.runner.native_forward import make_native_forward
 from inference.runner.profiling import activation_bytes
 from inference.sampler import Sampler
 from inference.sampling_params import SamplingParams
+from inference.scheduling.speculation import accept_draft
 from inference.weights.loader import Checkpoint, check_model_dir, load_weights
 from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
 from kernels.backends import has_triton
@@ -123,13 +125,19 @@ class ModelRunner:
         batch = build_input_batch(scheduler_output, storage.block_size, storage.device)
         prepared = time.monotonic()
         logits = loaded.forward.forward(batch)
-        sampling = [part.request for part in scheduled if part.samples]
-        outputs = loaded.sampler.sample(logits, sampling) if sampling else []
-        tokens = {
-            request.request_id: output for request, output in zip(sampling, outputs, strict=True)
-        }
+        sampling = [part for part in scheduled if part.samples]
+        rows = [part.request for part in sampling for _ in range(1 + len(part.draft_token_ids))]
+        outputs = iter(loaded.sampler.sample(logits, rows) if rows else ())
+        tokens, accepted = {}, {}
+        for part in sampling:
+            sampled = list(islice(outputs, 1 + len(part.draft_token_ids)))
+            num_accepted, token = accept_draft(part.draft_token_ids, sampled)
+            tokens[part.request.request_id] = token
+            if num_accepted:
+                accepted[part.request.request_id] = num_accepted
         return StepOutput(
             tokens=tokens,
+            num_accepted=accepted,
             forward_s=time.monotonic() - prepared,
             host_s=prepared - started,
         )

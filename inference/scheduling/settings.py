@@ -13,6 +13,7 @@ from inference.config import EngineConfig, InvalidConfig
 from inference.outputs import Setting
 
 POLICIES = ("continuous", "static")
+SPECULATION = ("off", "on", "auto")
 AUTO = "auto"
 MAX_SLOTS = 4096
 # A shorter context holds no question.
@@ -41,6 +42,8 @@ class SchedulerSettings:
     max_waiting_tokens: int = 2_000_000
     enable_prefix_cache: bool = True
     policy: str = "continuous"
+    # Lookahead by prompt lookup: off, on, or "auto": where it measures faster.
+    speculation: str = AUTO
     # Caps per owner, 0 for none. The blocks are counted when a request starts.
     max_running_per_owner: int = 0
     max_blocks_per_owner: int = 0
@@ -105,9 +108,12 @@ def _switch(name: str, value: object) -> None:
         raise InvalidConfig(f"{name} is {value!r}; true or false is allowed.")
 
 
-def _policy(name: str, value: object) -> None:
-    if value not in POLICIES:
-        raise InvalidConfig(f"{name} is {value!r}; allowed are {', '.join(POLICIES)}.")
+def _one_of(*words: str) -> Callable[[str, object], None]:
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, str) or value not in words:
+            raise InvalidConfig(f"{name} is {value!r}; allowed are {', '.join(words)}.")
+
+    return check
 
 
 def _weights(name: str, value: object) -> None:
@@ -126,7 +132,8 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "max_waiting_requests": _whole(1, 1_000_000),
     "max_waiting_tokens": _whole(1, 1_000_000_000),
     "enable_prefix_cache": _switch,
-    "policy": _policy,
+    "policy": _one_of(*POLICIES),
+    "speculation": _one_of(*SPECULATION),
     "max_running_per_owner": _whole(0, MAX_SLOTS),
     "max_blocks_per_owner": _whole(0, 100_000_000),
     "admission_headroom": _real(0.0, 0.9),

@@ -14,6 +14,7 @@ from inference.request import Request, RequestClass
 from inference.sampling_params import SamplingParams
 from inference.scheduler import Scheduler
 from inference.scheduling.settings import SchedulerSettings
+from inference.scheduling.speculation import accept_draft
 
 EOS = 2
 VOCAB_SIZE = 1000
@@ -127,21 +128,26 @@ class FakeRunner:
             request, size = part.request, self.info.block_size
             assert part.start == request.num_computed_tokens
             end = part.start + part.num_new_tokens
-            for position in range(part.start, end):
+            for position, token_id in zip(range(part.start, end), part.token_ids(), strict=True):
                 slot = (part.block_table[position // size], position % size)
                 assert slot not in written, f"slot {slot} has two writers"
                 written.add(slot)
-                [token_id] = request.token_ids_between(position, position + 1)
                 self.memory[slot[0]][slot[1]] = token_id
             num_prompt = max(0, min(end, request.num_prompt_tokens) - part.start)
             seen = self.num_prompt_tokens.get(request.request_id, 0)
             self.num_prompt_tokens[request.request_id] = seen + num_prompt
-        tokens = {}
+        tokens, accepted = {}, {}
         for part in scheduler_output.scheduled:
             if part.samples:
-                context = self._read(part.block_table, part.start + part.num_new_tokens)
-                tokens[part.request.request_id] = self._sample(part.request, context)
-        return StepOutput(tokens=tokens, forward_s=0.001, host_s=0.0001)
+                end = part.start + part.num_new_tokens
+                ends = range(end - len(part.draft_token_ids), end + 1)
+                contexts = [self._read(part.block_table, each) for each in ends]
+                sampled = [self._sample(part.request, context) for context in contexts]
+                request_id = part.request.request_id
+                accepted[request_id], tokens[request_id] = accept_draft(
+                    part.draft_token_ids, sampled
+                )
+        return StepOutput(tokens=tokens, num_accepted=accepted, forward_s=0.001, host_s=0.0001)
 
     def _read(self, block_table: list[int], num_tokens: int) -> list[int]:
         size = self.info.block_size

@@ -31,6 +31,8 @@ tunes = st.sampled_from(
         {"max_num_batched_tokens": 64},
         {"reserved_interactive_slots": 2},
         {"policy": "static"},
+        {"speculation": "on"},
+        {"speculation": "off"},
         {"policy": "continuous"},
         {"enable_prefix_cache": False},
         {"enable_prefix_cache": True},

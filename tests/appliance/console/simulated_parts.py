@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "max_waiting_tokens": 2_000_000,
     "enable_prefix_cache": True,
     "policy": "continuous",
+    "speculation": "auto",
     "max_running_per_owner": 0,
     "max_blocks_per_owner": 0,
     "admission_headroom": 0.0,
