@@ -1,4 +1,6 @@
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,15 @@ from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_install, gateway_remove
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller, answers_end
 from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.serving.processes import Running, make_data_dir
+
+CODE = """
+import sys, django; django.setup()
+from appliance.accounts.services import user_create
+from appliance.api_keys.services import api_key_issue
+print(api_key_issue(user_create("bob"), "tests")[1], flush=True)
+from tests.appliance.api.api_server import main; main(sys.argv[1])
+"""
 
 
 @pytest.fixture
@@ -36,3 +47,15 @@ def caller(bob: User, backend: FakeBackend) -> Iterator[Caller]:
 @pytest.fixture
 def stranger(backend: FakeBackend) -> Caller:
     return Caller(None)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The real server on a port of its own, around the scripted back end."""
+    running = Running(make_data_dir(tmp_path_factory.mktemp("clients")), ["-c", CODE, "{port}"])
+    try:
+        key = running.line()
+        running.until_ready()
+        yield SimpleNamespace(url=running.url, key=key)
+    finally:
+        running.end()

@@ -1,15 +1,12 @@
 """Anthropic's, Ollama's and OpenAI's own clients against the real server, over a socket."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import ollama
 import openai
 import pytest
-
-from tests.appliance.serving.processes import Running, make_data_dir
 
 TEXT = "Paris is the capital."
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -20,24 +17,6 @@ TOOL: dict[str, Any] = {
     "function": {"name": "get_weather", "description": "w", "parameters": PARAMETERS},
 }
 CLAUDE_TOOL: Any = {"name": "get_weather", "description": "w", "input_schema": PARAMETERS}
-CODE = """
-import sys, django; django.setup()
-from appliance.accounts.services import user_create
-from appliance.api_keys.services import api_key_issue
-print(api_key_issue(user_create("bob"), "tests")[1], flush=True)
-from tests.appliance.api.api_server import main; main(sys.argv[1])
-"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    running = Running(make_data_dir(tmp_path_factory.mktemp("clients")), ["-c", CODE, "{port}"])
-    try:
-        key = running.line()
-        running.until_ready()
-        yield SimpleNamespace(url=running.url, key=key)
-    finally:
-        running.end()
 
 
 # ---- Anthropic

@@ -1,5 +1,6 @@
 """/v1/openapi.json tells every route, and each body as it is checked."""
 
+import re
 from typing import Any
 
 from appliance.api.handler import OLLAMA_PATHS
@@ -15,10 +16,9 @@ def routes(of: Any, prefix: str) -> set[tuple[str, str]]:
     found = set()
     for pattern in of.urls[0]:
         if pattern.name != "api-root":
-            path = prefix + pattern.pattern._route.replace("<path:model_id>", "{model_id}")
-            view = of._routers[0][1].path_operations[
-                "/" + pattern.pattern._route.replace("<path:model_id>", "{path:model_id}")
-            ]
+            route = pattern.pattern._route
+            path = prefix + re.sub(r"<(?:path:)?(\w+)>", r"{\1}", route)
+            view = of._routers[0][1].path_operations["/" + re.sub("<(.+?)>", r"{\1}", route)]
             for operation in view.operations:
                 found |= {
                     (path, method.lower()) for method in operation.methods if method != "HEAD"
