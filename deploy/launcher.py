@@ -266,6 +266,7 @@ def suites() -> list[Job]:
                 *("tests/kernels", "tests/kernels_triton"),
             ],
         ),
+        ("GPU script, small", ["env", f"PYTHON={PYTHON}", "tests/gpu/run.sh", "--small"]),
     ]
 
 

@@ -3,12 +3,17 @@
 The capture itself is in tests/gpu.
 """
 
+from collections import Counter
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 from inference.config import ModelConfig
 from inference.kv_cache.storage import KVCacheStorage
+from inference.models.decoder import Decoder
 from inference.models.registry import decoder_spec
 from inference.outputs import ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 from inference.runner.cuda_graphs import (
@@ -22,6 +27,7 @@ from inference.runner.input_batch import build_input_batch, to_device
 from inference.runner.model_runner import load_decoder
 from inference.runner.profiling import profile_batch
 from inference.weights.loader import Checkpoint
+from tests.gpu.check import triton_everywhere
 from tests.inference.tiny_models import StepDriver, make_request, save_tiny_model
 
 CPU = torch.device("cpu")
@@ -133,3 +139,32 @@ def test_the_profiled_step_is_as_large_as_asked_and_writes_nothing(parts) -> Non
     assert logits.shape[0] == 100
     assert logits.isfinite().all()
     assert storage.key_cache.count_nonzero() == 0
+
+
+@torch.inference_mode()
+def test_a_decode_step_asks_the_device_nothing_and_is_few_launches(parts) -> None:
+    """On the meta device any question fails; a capture would fail on the same ones."""
+    config, _ = parts
+    device = torch.device("meta")
+    decoder = Decoder(decoder_spec(config), max_positions=64, dtype=torch.bfloat16, device=device)
+    storage = KVCacheStorage(
+        config, num_blocks=40, block_size=8, dtype=torch.bfloat16, device=device
+    )
+    launched: Counter[str] = Counter()
+
+    def launch(kernel: JITFunction, *args: object, **kwargs: object) -> None:
+        launched[kernel.__name__] += 1
+
+    step = DecodeBuffers(4, 8, device).view(4)
+    with mock.patch.object(JITFunction, "run", launch), triton_everywhere():
+        logits = decoder(step, storage)
+    assert logits.shape == (4, decoder.spec.vocab_size)
+    layers = len(decoder.spec.layers)
+    del launched["_merge_splits_kernel"]  # there when the device has many multiprocessors
+    assert launched == {
+        "_rms_norm_kernel": 1,
+        "_add_rms_norm_kernel": 2 * layers,
+        "_rotary_kv_write_kernel": layers,
+        "_paged_decode_kernel": layers,
+        "_silu_and_mul_kernel": layers,
+    }

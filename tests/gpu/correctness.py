@@ -1,0 +1,200 @@
+"""Every kernel against its reference, and the whole engine against transformers."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inference.config import EngineConfig
+from inference.runner.model_runner import ModelRunner
+from kernels.backends import Backend
+from kernels.kv_cache_write import kv_cache_write
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rotary_kv_write import rotary_kv_write
+from kernels.sampling import penalise, sample
+from kernels.silu_and_mul import silu_and_mul
+from tests.gpu.report import Report
+from tests.inference.tiny_models import (
+    StepDriver,
+    greedy_of_transformers,
+    make_request,
+    save_tiny_model,
+)
+from tests.kernels_triton.paged import problem
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# As in kernels/README.md.
+ATTENTION_TOLERANCE = {FP32: 4e-6, BF16: 2e-2, FP16: 3e-3}
+BOTH = (Backend.TRITON, Backend.REFERENCE)
+
+
+def check_all(report: Report, device: torch.device, *, is_small: bool) -> None:
+    rng = torch.Generator().manual_seed(7)
+    plain, full = [(None, None)], [(None, None), (100, None), (77, 20.0)]
+    shapes = [(64, BF16), (96, FP16)] if is_small else _all_shapes()
+    for head_dim, dtype in shapes:
+        # Each option is a kernel of its own to compile: not for every shape.
+        options = full if (head_dim, dtype) in _WITH_OPTIONS and not is_small else plain
+        for window, cap in options:
+            report.check(
+                f"attention {head_dim} {str(dtype).removeprefix('torch.')}"
+                + (f" window {window} cap {cap}" if window else ""),
+                functools.partial(_attention, rng, device, head_dim, dtype, window, cap, is_small),
+            )
+    report.check("norms", lambda: _norms(rng, device))
+    report.check("rotary and cache writes", lambda: _rotary_and_write(rng, device))
+    report.check("silu_and_mul", lambda: _silu(rng, device))
+    report.check("sampling", lambda: _sampling(rng, device, 300 if is_small else 128_256))
+    families = (
+        ("llama",) if is_small else ("llama", "mistral", "qwen3", "gemma2", "granite", "olmo2")
+    )
+    for family in families:
+        report.check(
+            f"engine {family} fp32 = transformers",
+            lambda f=family: _engine(f, device, is_small),
+        )
+
+
+_WITH_OPTIONS = {(64, FP16), (128, BF16), (256, BF16)}
+
+
+def _all_shapes() -> list[tuple[int, torch.dtype]]:
+    return [(d, t) for d in (64, 80, 96, 128, 256) for t in (BF16, FP16)] + [(128, FP32)]
+
+
+def _near(got: Tensor, want: Tensor, tolerance: float) -> float:
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+    return float((got.float() - want.float()).abs().max())
+
+
+def _attention(
+    rng: torch.Generator,
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    cap: float | None,
+    is_small: bool,
+) -> str:
+    lengths = (
+        [(1, 70), (1, 3), (5, 40)]
+        if is_small
+        else [(1, 3000), (1, 1), (1, 517), (300, 900), (70, 70), (1, 9)]
+    )
+    heads = (3, 1) if is_small else (14, 2)
+    given = problem(rng, lengths, heads=heads, head_dim=head_dim, block_size=16, dtype=dtype)
+    given = {name: tensor.to(device) for name, tensor in given.items()}
+    exact = {name: t.float() if t.is_floating_point() else t for name, t in given.items()}
+    options = {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": cap}
+    got = paged_attention(**given, **options, num_decodes=2, backend=Backend.TRITON)
+    want = paged_attention(**exact, **options, backend=Backend.REFERENCE)
+    return f"largest difference {_near(got, want, ATTENTION_TOLERANCE[dtype]):.1e}"
+
+
+def _norms(rng: torch.Generator, device: torch.device) -> str:
+    worst = 0.0
+    for dtype in (BF16, FP16, FP32):
+        residual, change = (torch.randn(2, 33, 4096, generator=rng).to(device, dtype)).unbind()
+        weight = torch.randn(4096, generator=rng).to(device)
+        tolerance = max(torch.finfo(dtype).eps, 2e-6)
+        got, want = (rms_norm(residual, weight, 1e-5, backend=each) for each in BOTH)
+        worst = max(worst, _near(got, want, tolerance))
+        got, want = (add_rms_norm(residual, change, weight, 1e-5, backend=each) for each in BOTH)
+        assert torch.equal(got[0], want[0]), f"the sum in {dtype} is not the sum"
+        worst = max(worst, _near(got[1], want[1], tolerance))
+    return f"largest difference {worst:.1e}"
+
+
+def _rotary_and_write(rng: torch.Generator, device: torch.device) -> str:
+    slots = torch.randperm(64, generator=rng)[:9].to(device)
+    slots[3] = -1
+    angles = torch.rand(9, 64, generator=rng) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1).to(device)
+    for dtype in (BF16, FP16, FP32):
+        heads = torch.randn(9, 20, 128, generator=rng).to(device, dtype)
+        results = []
+        for backend in BOTH:
+            caches = torch.zeros(4, 4, 16, 4, 128, dtype=dtype, device=device)
+            query = rotary_kv_write(
+                heads[:, :16], heads[:, 16:], cos_sin, caches[0], caches[1], slots, backend=backend
+            )
+            kv_cache_write(
+                heads[:, :4], heads[:, 16:], caches[2], caches[3], slots, backend=backend
+            )
+            results.append((query, caches))
+        for got, want in zip(*results, strict=True):
+            _near(got, want, max(2 * torch.finfo(dtype).eps, 2e-6))
+    return "as the reference"
+
+
+def _silu(rng: torch.Generator, device: torch.device) -> str:
+    for dtype in (BF16, FP16, FP32):
+        gate_up = (torch.randn(7, 2 * 1500, generator=rng) * 4).to(device, dtype)
+        got, want = (silu_and_mul(gate_up, backend=each) for each in BOTH)
+        _near(got, want, max(torch.finfo(dtype).eps, 2e-6))
+    return "as the reference"
+
+
+def _sampling(rng: torch.Generator, device: torch.device, vocab_size: int) -> str:
+    rows = 8
+    logits = (torch.randn(rows, vocab_size, generator=rng) * 3).to(device)
+    numbers = torch.arange(rows, device=device)
+
+    def row(values: list[float]) -> Tensor:
+        return torch.tensor(values * 2, device=device)
+
+    options = {
+        "temperature": row([0.0, 0.7, 1.0, 1.3]),
+        "top_k": row([0, 0, 50, 5]).long(),
+        "top_p": row([1.0, 0.9, 0.8, 1.0]),
+        "min_p": row([0.0, 0.0, 0.0, 0.1]),
+    }
+    got, want = (sample(logits, numbers * 77, numbers, **options, backend=each) for each in BOTH)
+    assert (got != want).sum() <= 1, f"drew {got.tolist()}, the reference {want.tolist()}"
+    factors = {
+        name: torch.full((rows,), 1.5, device=device)
+        for name in ("repetition", "presence", "frequency")
+    }
+    copies = [logits.clone() for _ in BOTH]
+    for each, copy in zip(BOTH, copies, strict=True):
+        penalise(copy, numbers, numbers * 3, numbers, **factors, backend=each)
+    _near(*copies, 1e-5)
+    return (
+        "the reference's ids" if torch.equal(got, want) else "all ids but one are the reference's"
+    )
+
+
+def _engine(family: str, device: torch.device, is_small: bool) -> str:
+    """Greedy answers of unlike prompts in one batch, chunked, against transformers, id by id."""
+    changes = {"num_hidden_layers": 1} if is_small else {}
+    prompts = (
+        [[5, 9, 40], [7] * 9]
+        if is_small
+        else [[5, 9, 40], [7] * 30, list(range(3, 60)), [2, 2], [90, 8]]
+    )
+    num_tokens = 3 if is_small else 20
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "tiny"
+        oracle = save_tiny_model(family, folder, **changes)
+        runner = ModelRunner(
+            EngineConfig(
+                model_dir=folder,
+                device=device.type,
+                dtype="float32",
+                cpu_backend="torch",
+                num_blocks=60,
+                block_size=8,
+            )
+        )
+        info = runner.load(lambda share, text: None)
+        driver = StepDriver(runner.execute, num_blocks=info.num_blocks, block_size=8)
+        requests = [make_request(prompt, str(row)) for row, prompt in enumerate(prompts)]
+        driver.run(requests, num_tokens, budget=24)
+        runner.close()
+    for request, prompt in zip(requests, prompts, strict=True):
+        want = greedy_of_transformers(oracle, prompt, num_tokens)
+        assert request.output_token_ids == want, f"{request.output_token_ids}, not {want}"
+    return f"{len(prompts)} x {num_tokens} ids, {info.backend}"
