@@ -1,6 +1,8 @@
 """All HTTP routes, one include an app. What is outside the log-in says so in its own view."""
 
-from django.urls import include, path
+from django.urls import include, path, re_path
+
+from appliance.api.urls import unknown_address
 
 urlpatterns = [
     path("", include("appliance.serving.urls")),
@@ -8,6 +10,7 @@ urlpatterns = [
     path("", include("appliance.account_page.urls")),
     path("", include("appliance.api.urls")),
     path("", include("appliance.console.api_urls")),
+    re_path(r"^api(/.*)?$", unknown_address),
     path("console/capacity/", include("appliance.capacity.urls")),
     path("console/", include("appliance.console.urls")),
     path("", include("appliance.chat.urls")),

@@ -20,6 +20,7 @@ from appliance.errors import (
     NotAuthenticated,
 )
 from appliance.serving.booking import in_db_thread
+from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.services import Generation, generation_open
 from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest
 
@@ -239,7 +240,9 @@ def _read_calls(piece: Piece, reader: CallReader) -> None:
 
 
 def _broken(event: Finished) -> ApplianceError:
-    if event.finish_reason == "abort" or event.error_code == EngineUnavailable.code:
+    # What the end of the server cuts off is no fault of the answer: it may be asked for again.
+    is_away = event.error_code == EngineUnavailable.code or not gateway_is_admitting()
+    if event.finish_reason == "abort" or is_away:
         return EngineUnavailable(event.error or "This answer was stopped on the server.")
     return GenerationFailed(event.error or "The server failed during this answer.")
 

@@ -40,15 +40,19 @@ async def unknown(request: HttpRequest, *args: object) -> HttpResponseBase:
     return HttpResponseNotFound()
 
 
+# Also for what else is under /api, behind all routes of pages there.
+unknown_address = api_view(unknown)
+
+
 def _routes() -> list[URLPattern | URLResolver]:
     for prefix, routes in (("v1/", api), ("api/", ollama_api)):
         patterns, _, _ = routes.urls
         for pattern in patterns:
             if pattern.name != "api-root":
                 yield path(prefix + pattern.pattern._route, api_view(pattern.callback))
-    yield re_path(r"^v1(/.*)?$", api_view(unknown))
+    yield re_path(r"^v1(/.*)?$", unknown_address)
     for ollama_path in OLLAMA_PATHS:
-        yield path(ollama_path.removeprefix("/"), api_view(unknown))
+        yield path(ollama_path.removeprefix("/"), unknown_address)
 
 
 urlpatterns: list[URLPattern | URLResolver] = list(_routes())

@@ -283,3 +283,14 @@ async def test_c20_only_the_exact_name_of_the_model_in_use_is_known(
     )
     assert len(error["message"]) < 500
     await check_error(await caller.get(f"/v1/models/{name}"), 404, "model_not_found", param="model")
+
+
+@pytest.mark.parametrize("path", ["/api/nope", "/api/", "/api", "/api/nope/", "/api/engine/x"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_b05_an_unknown_address_under_api_is_no_page(
+    caller: Caller, method: str, path: str
+) -> None:
+    answer = await caller.send(method, path).start()
+    body = await answer.json()
+    assert (answer.status, answer.headers["content-type"]) == (404, "application/json")
+    assert "nothing at" in str(body["error"])

@@ -13,6 +13,7 @@ from appliance.api_keys.services import api_key_revoke
 from appliance.quotas.models import UsageRecord
 from appliance.quotas.selectors import quota_status
 from appliance.serving.booking import bookings_wait, in_db_thread
+from appliance.serving.gateway import gateway_close
 from appliance.serving.types import Delta, Finished, GenerationEvent
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
 from tests.appliance.api.checks import check_error
@@ -204,3 +205,28 @@ async def test_cached_prompt_tokens_are_told(
     monkeypatch.setattr(FakeStream, "__aiter__", cached)
     body = await (await caller.chat()).json()
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_b08_an_answer_that_the_servers_end_cuts_off_may_be_asked_for_again(
+    caller: Caller, backend: FakeBackend, stream: bool
+) -> None:
+    backend.hold(after=2)
+    sent = caller.send(
+        "POST",
+        "/v1/chat/completions",
+        {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "stream": stream,
+        },
+    )
+    await backend.holding.wait()
+    gateway_close()
+    backend.fail_after = 2
+    backend.release()
+    answer = await (await sent.start()).ended()
+    assert b'"code":"engine_unavailable"' in answer.body
+    assert b"[DONE]" not in answer.body
+    assert answer.status == (200 if stream else 503)
+    assert ("retry-after" in answer.headers) is not stream
