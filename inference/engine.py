@@ -262,7 +262,7 @@ class Engine:
         """
         info, config = self._runner.load(self._publisher.on_load_progress), self._config
         self._settings = SchedulerSettings.from_config(config, info.default_max_num_batched_tokens)
-        self._scheduler = make_scheduler(config, info, self._settings, id(self))
+        self._scheduler = make_scheduler(config, info, self._runner, self._settings, id(self))
         self._positions = QueuePositions(self._scheduler)
         self._publisher.attach(self._scheduler, self._reporter.metrics, info)
         self._publisher.publish(did_step=False, did_change=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inference.config import EngineConfig
 from inference.errors import EngineDead, InferenceError
 from inference.kv_cache.manager import KVCacheManager
+from inference.kv_cache.resizing import PoolMemory
 from inference.outputs import Runner, RunnerInfo
 from inference.scheduler import Scheduler
 from inference.scheduling.settings import SchedulerSettings
@@ -55,7 +56,11 @@ class Ending:
 
 
 def make_scheduler(
-    config: EngineConfig, info: RunnerInfo, settings: SchedulerSettings, load_id: int
+    config: EngineConfig,
+    info: RunnerInfo,
+    runner: Runner,
+    settings: SchedulerSettings,
+    load_id: int,
 ) -> Scheduler:
     """A scheduler over the loaded model's blocks.
 
@@ -68,11 +73,15 @@ def make_scheduler(
         model_version=f"{info.model_name}:{load_id}",
         enable_prefix_cache=config.enable_prefix_cache,
     )
+    memory = PoolMemory(
+        info.bytes_per_block, info.kv_budget_bytes, runner.move_blocks, runner.resize_kv
+    )
     return Scheduler(
         settings,
         kv,
         max_len=min(config.max_model_len or info.max_model_len, info.max_model_len),
         eos_token_ids=info.eos_token_ids,
+        memory=memory,
     )
 
 

@@ -100,6 +100,8 @@ class RunnerInfo:
     device: str
     dtype: str
     backend: str
+    # Memory that the weights leave, of which the KV pool takes a share; 0 when nobody can tell.
+    kv_budget_bytes: int = 0
     # Plain sentence for the console when a slower path than possible is in use, else "".
     notice: str = ""
 
@@ -116,6 +118,16 @@ class Runner(Protocol):
 
     def execute(self, scheduler_output: SchedulerOutput) -> StepOutput:
         """Run one step; returns a token for each scheduled request with `samples`."""
+
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole KV blocks, (source, destination) each, between two steps."""
+
+    def resize_kv(self, num_blocks: int) -> None:
+        """Make the KV storage this many blocks large; what lower blocks hold stays.
+
+        Raises:
+            NotEnoughMemory: nothing was changed.
+        """
 
     def close(self) -> None:
         """Give all memory back; idempotent."""

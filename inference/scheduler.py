@@ -11,13 +11,14 @@ holds no block; every request that was added ends exactly once and is then in `S
 from collections.abc import Collection
 
 from inference.kv_cache.manager import KVCacheManager
+from inference.kv_cache.resizing import FIXED, PoolMemory, PoolResizer
 from inference.outputs import ScheduledRequest, SchedulerOutput, Setting, StepOutput, TokenOutput
 from inference.request import FinishReason, Request, RequestClass, RequestStatus
 from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
 from inference.scheduling.forks import HeldForks, may_share
-from inference.scheduling.prompt_shares import prompt_shares
+from inference.scheduling.prompt_shares import DecodeTurns, prompt_shares
 from inference.scheduling.running import (
     Preemption,
     RunningRequest,
@@ -34,6 +35,7 @@ from inference.scheduling.settings import (
 from inference.scheduling.speculation import Speculation, taken_tokens
 from inference.scheduling.waiting import CLASS_ORDER, WaitingRequests
 
+_POOL_SHRANK = "The server's memory was made smaller than this prompt. Send a shorter one."
 _INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
 
 
@@ -51,11 +53,13 @@ class Scheduler:
         *,
         max_len: int,
         eos_token_ids: Collection[int] = (),
+        memory: PoolMemory = FIXED,
     ) -> None:
         """`max_len` bounds prompt plus output of one request; pool and setting may do further."""
         self.settings = settings
         self.kv = kv
-        self.hard_max_len = min(max_len, kv.pool.num_blocks * kv.block_size)
+        self.hard_max_len = self._model_max_len = max_len
+        self.resizer = PoolResizer(kv, memory)
         self.waiting = WaitingRequests()
         self.running = RunningRequests()
         self.lengths = RecentLengths()
@@ -67,7 +71,7 @@ class Scheduler:
         # Admission numbers of live requests that started at least once.
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
-        self._rotation = 0
+        self._turns = DecodeTurns()
         self._finished_ids: list[str] = []
         self._news = SchedulerNews()
         # What the request that is next in line last lacked of memory.
@@ -84,8 +88,7 @@ class Scheduler:
         return bool(len(self.running) or self.num_waiting)
 
     def add(self, request: Request, now_s: float) -> None:
-        """Queue a request whose prompt leaves room for at least one token in the pool."""
-        assert request.num_prompt_tokens < self.hard_max_len, f"{request.request_id} is too long"
+        """Queue a request; its prompt left room for at least one token when it was checked."""
         # The limit may have been lowered since it was checked; it holds for the whole request.
         request.max_len = max(self.max_len, request.num_prompt_tokens + 1)
         parent = None if request.fork_of is None else self.get(request.fork_of)
@@ -93,6 +96,9 @@ class Scheduler:
             self._held.hold(request)
         else:
             self.waiting.add(request, now_s)
+        if request.num_prompt_tokens >= self.kv.pool.limit * self.kv.block_size:
+            # The pool was made smaller between the check and now.
+            self.finish(request.request_id, FinishReason.ERROR, _POOL_SHRANK, now_s)
 
     def get(self, request_id: str) -> Request | None:
         run = self.running.get(request_id)
@@ -135,6 +141,9 @@ class Scheduler:
         self.settings = settings
         self.speculation.asked = settings.speculation
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
+        self.resizer.ask(settings.kv_memory_share)
+        pool_tokens = self.resizer.target * self.kv.block_size
+        self.hard_max_len = min(self._model_max_len, pool_tokens)
         self.context = effective_context(settings.max_model_len, self.hard_max_len)
         self.max_len = int(self.context.effective)
         self.kv.reserve_tokens = min(settings.reserve_tokens, self.hard_max_len)
@@ -167,6 +176,9 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> SchedulerOutput | None:
         """Plan the next step; None when nothing can run."""
+        if self.resizer.is_due:
+            self.resizer.step(self.unfinished())
+            self.apply(self.settings, now_s)
         for late in self.waiting.expired(now_s):
             detail = "The server was too busy: the request waited past its time limit."
             self.finish(late.request_id, FinishReason.ERROR, detail, now_s)
@@ -180,7 +192,7 @@ class Scheduler:
         for run in self.running:
             (decodes if run.num_pending == 1 else prompts).append(run)
         budget = self.settings.max_num_batched_tokens
-        turns = self._turns(decodes, budget, bool(prompts))
+        turns = self._turns.of(decodes, budget, bool(prompts))
         budget -= self._place([(run, 1) for run in turns], parts, now_s)
         if may_admit and len(self._news.preempted) == num_preempted:
             prompts += self._admit(copies, now_s)
@@ -258,24 +270,13 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert every invariant. O(everything); for tests and debugging."""
         self.kv.check_integrity(run.request for run in self.running)
-        self.running.check_integrity(self.hard_max_len)
+        self.running.check_integrity()
         for request in self.waiting.all():
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             assert request.num_computed_tokens == 0, f"{request.request_id} waits with blocks"
             assert request.request_id not in self.running, f"{request.request_id} is twice here"
 
     # ---- planning
-
-    def _turns(
-        self, decodes: list[RunningRequest], budget: int, has_prompts: bool
-    ) -> list[RunningRequest]:
-        """All of them; or as many as the budget, lowered below what runs, allows in turn."""
-        room = budget - 1 if has_prompts and budget > 1 else budget
-        if len(decodes) <= room:
-            return decodes
-        first = self._rotation % len(decodes)
-        self._rotation = first + room
-        return (decodes[first:] + decodes[:first])[:room]
 
     def _place(
         self,

@@ -100,6 +100,7 @@ def _settings(scheduler: Scheduler) -> Mapping[str, Setting]:
         "slots": scheduler.slots,
         "max_model_len": scheduler.context,
         "speculation": scheduler.speculation.setting,
+        "kv_memory_share": scheduler.resizer.setting(),
         "reserved_interactive_slots": scheduler.reserved,
         **shown,
     }
@@ -177,7 +178,7 @@ def _state(request: Request) -> str:
 def block_map(scheduler: Scheduler) -> BlockMap:
     """Every block's state. O(blocks)."""
     kv = scheduler.kv
-    cells = [FREE] * kv.pool.num_blocks
+    cells = [FREE] * kv.pool.num_ids
     for block_id in kv.pool.cached_ids():
         cells[block_id] = CACHED
     holders_of: dict[int, tuple[str, ...]] = {}

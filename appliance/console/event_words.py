@@ -147,6 +147,7 @@ SETTING_WORDS = {
     "max_running_per_owner": "Slots for one user at most",
     "max_blocks_per_owner": "Blocks for one user at most",
     "admission_headroom": "Head-room for growth",
+    "kv_memory_share": "Share of memory for answers",
     "aging_s": "Longest wait before going first",
     "reserve_tokens": "Whole reservations",
     "owner_weights": "User weights",

@@ -74,6 +74,17 @@ FIELDS = (
         slider_high=4096,
     ),
     Field(
+        "kv_memory_share",
+        "How much of the memory that the model leaves the answers may have. Smaller takes effect "
+        "as running answers make room; none is stopped. “auto” is what the server chose at its "
+        "start.",
+        low=0.001,
+        high=0.95,
+        slider_high=0.95,
+        step=0.01,
+        word="auto",
+    ),
+    Field(
         "admission_headroom",
         "Share of the memory for answers that stays free when a request starts, so that running "
         "ones can grow. Higher: fewer preemptions, more waiting.",

@@ -49,6 +49,12 @@ class RecordingRunner:
         self.steps.append(Step(num_requests, num_tokens, started_s, ended_s))
         return output
 
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._runner.move_blocks(pairs)
+
+    def resize_kv(self, num_blocks: int) -> None:
+        self._runner.resize_kv(num_blocks)
+
     def close(self) -> None:
         self._runner.close()
 

@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inference.config import EngineConfig
@@ -43,6 +43,12 @@ class NullRunner:
     def execute(self, scheduler_output: SchedulerOutput) -> StepOutput:
         parts = scheduler_output.scheduled
         return StepOutput({part.request.request_id: _TOKEN for part in parts if part.samples})
+
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        pass
+
+    def resize_kv(self, num_blocks: int) -> None:
+        pass
 
     def close(self) -> None:
         pass

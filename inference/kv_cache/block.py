@@ -64,6 +64,18 @@ class FreeBlockQueue:
         """Take a cached block out because a request hit it."""
         del self._cached[block.block_id]
 
+    def take_from(self, first_id: int) -> list[KVCacheBlock]:
+        """Take out every block with this id or a higher one. O(blocks here)."""
+        taken = [
+            block
+            for queue in (self._free, self._cached)
+            for block in queue.values()
+            if block.block_id >= first_id
+        ]
+        for block in taken:
+            (self._free if block.digest is None else self._cached).pop(block.block_id)
+        return taken
+
     def take_all_cached(self) -> list[KVCacheBlock]:
         blocks = list(self._cached.values())
         self._cached.clear()

@@ -50,6 +50,10 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
+        # Blocks from here on are not given out any more.
+        self.limit = num_blocks
+        # Those of them that nobody holds.
+        self._retired: dict[int, KVCacheBlock] = {}
         self.num_evicted = 0
         # Held by two tables or more.
         self.num_shared = 0
@@ -58,7 +62,18 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks in use or to be given out."""
+        return len(self.blocks) - len(self._retired)
+
+    @property
+    def num_ids(self) -> int:
+        """Every block's id is lower."""
         return len(self.blocks)
+
+    @property
+    def num_held_above(self) -> int:
+        """Blocks from the limit on that somebody still holds."""
+        return len(self.blocks) - self.limit - len(self._retired)
 
     @property
     def num_free(self) -> int:
@@ -75,7 +90,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        return len(self.blocks) - self.num_available
+        return self.num_blocks - self.num_available
 
     def allocate(self, count: int) -> list[int]:
         """Block ids with one reference each; the caller checked `num_available`."""
@@ -111,7 +126,7 @@ class BlockPool:
             assert block.ref_cnt > 0, f"block {block_id} released more often than it was held"
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
-                self._queue.push(block)
+                self._give_back(block)
             elif block.ref_cnt == 1:
                 self.num_shared -= 1
 
@@ -137,6 +152,54 @@ class BlockPool:
         for block in unreferenced:
             self._queue.push(block)
 
+    # ---- making it larger or smaller
+
+    def set_limit(self, limit: int) -> None:
+        """Give out no block from `limit` on; lower ones that were retired are there again."""
+        if limit == self.limit:
+            return
+        self.limit = limit
+        for block in self._queue.take_from(limit):
+            self._give_back(block)
+        for block_id in [each for each in self._retired if each < limit]:
+            self._queue.push(self._retired.pop(block_id))
+
+    def extend(self, num_blocks: int) -> None:
+        """Have this many blocks, all to be given out; more than before."""
+        assert self.limit == len(self.blocks) < num_blocks, "a pool is extended at its end"
+        new = [KVCacheBlock(block_id) for block_id in range(len(self.blocks), num_blocks)]
+        self.blocks += new
+        self.limit = num_blocks
+        for block in reversed(new):
+            self._queue.push(block)
+
+    def cut(self) -> None:
+        """Forget the blocks from the limit on, which nobody holds any more."""
+        assert self.num_held_above == 0, "a block that is held cannot be forgotten"
+        del self.blocks[self.limit :]
+        self._retired.clear()
+
+    def move(self, source_id: int, destination_id: int) -> None:
+        """Let a block that was just allocated take the place of one above the limit; the caller
+        copies what it holds and puts it into the tables."""
+        source, destination = self.blocks[source_id], self.blocks[destination_id]
+        assert destination.ref_cnt == 1, f"block {destination_id} is no new one"
+        destination.ref_cnt, source.ref_cnt = source.ref_cnt, 0
+        if source.digest is not None:
+            destination.digest, destination.content = source.digest, source.content
+            self._by_digest[source.digest] = destination
+            source.digest = source.content = None
+        self._retired[source_id] = source
+
+    def _give_back(self, block: KVCacheBlock) -> None:
+        if block.block_id < self.limit:
+            self._queue.push(block)
+            return
+        if block.digest is not None:
+            self._forget(block)
+            self.num_evicted += 1
+        self._retired[block.block_id] = block
+
     def cached_ids(self) -> list[int]:
         return self._queue.cached_ids()
 
@@ -154,7 +217,12 @@ class BlockPool:
             assert block.ref_cnt == holders[block_id], (
                 f"block {block_id}: {block.ref_cnt} references, {holders[block_id]} tables"
             )
-            is_unreferenced = block_id in free or block_id in cached
+            is_retired = block_id in self._retired
+            assert not is_retired or block_id >= self.limit, f"block {block_id} is retired"
+            assert not is_retired or block.digest is None, f"block {block_id} is findable"
+            is_unreferenced = block_id in free or block_id in cached or is_retired
+            if block_id >= self.limit:
+                assert block_id not in free | cached, f"block {block_id} would be given out"
             assert is_unreferenced == (block.ref_cnt == 0), f"block {block_id} is misplaced"
             assert (block.digest is None) == (block.content is None), f"block {block_id}: half"
             if block_id in free:
@@ -166,7 +234,9 @@ class BlockPool:
         findable = sum(block.digest is not None for block in self.blocks)
         assert findable == len(self._by_digest), "the map holds a block that was given out"
         assert self.num_shared == sum(count > 1 for count in holders), "shared blocks miscounted"
-        assert len(free) + len(cached) + sum(count > 0 for count in holders) == len(self.blocks)
+        held = sum(count > 0 for count in holders)
+        assert len(free) + len(cached) + held == self.num_blocks
+        assert self.num_held_above == sum(count > 0 for count in holders[self.limit :])
 
     def _forget(self, block: KVCacheBlock) -> None:
         assert block.digest is not None, f"block {block.block_id} has no content to forget"

@@ -137,6 +137,27 @@ class KVCacheManager:
             digest = self._digest_of(request, index)
             self.pool.cache_full(table[index], digest, self._content(request, index))
 
+    # ---- making the pool smaller
+
+    def move_below(self, limit: int) -> list[tuple[int, int]]:
+        """Find new places for held blocks from `limit` on, as far as there is room.
+
+        Returns:
+            (source, destination) block ids, to copy at once; no block is in it twice.
+        """
+        moved: dict[int, int] = {}
+        for table in self._tables.values():
+            for index, block_id in enumerate(table):
+                if block_id < limit:
+                    continue
+                if block_id not in moved:
+                    if not self.pool.num_available:
+                        break
+                    [moved[block_id]] = self.pool.allocate(1)
+                    self.pool.move(block_id, moved[block_id])
+                table[index] = moved[block_id]
+        return list(moved.items())
+
     # ---- ending
 
     def release(self, request_id: str) -> int:

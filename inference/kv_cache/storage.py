@@ -37,10 +37,17 @@ class KVCacheStorage:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        capacity: int = 0,
     ) -> None:
+        """
+        Args:
+            capacity: on the CPU, blocks that it may be made as large as without moving: room in the
+                address space, no memory.
+        """
+        self.capacity = max(capacity, num_blocks) if device.type == "cpu" else num_blocks
         shape = (
             model_config.num_layers,
-            num_blocks,
+            self.capacity,
             block_size,
             model_config.num_kv_heads,
             model_config.head_dim,
@@ -51,6 +58,42 @@ class KVCacheStorage:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+
+    def resize(self, num_blocks: int) -> bool:
+        """Be this many blocks large; what lower blocks hold stays.
+
+        Returns:
+            Whether the tensors are others than before.
+
+        Raises:
+            NotEnoughMemory: nothing was changed.
+        """
+        if self.device.type == "cpu":
+            if num_blocks > self.capacity:
+                raise NotEnoughMemory(
+                    f"the machine's memory holds at most {self.capacity:,} blocks beside the model"
+                )
+            for cache in (self.key_cache, self.value_cache):
+                _give_back(cache, num_blocks)
+        else:
+            self._reallocate(num_blocks)
+        self.num_blocks = num_blocks
+        return self.device.type != "cpu"
+
+    def _reallocate(self, num_blocks: int) -> None:
+        """One of the two after the other, so that only one is there twice for a moment."""
+        kept = min(num_blocks, self.num_blocks)
+        caches = []
+        try:
+            for cache in (self.key_cache, self.value_cache):
+                shape = (cache.shape[0], num_blocks, *cache.shape[2:])
+                new = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                new[:, :kept] = cache[:, :kept]
+                caches.append(new)
+        except torch.OutOfMemoryError as exc:
+            raise NotEnoughMemory("the device has too little memory free for it") from exc
+        self.key_cache, self.value_cache = caches
+        self.capacity = num_blocks
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of every layer, (source, destination) each; no chains in one call."""
@@ -69,7 +112,24 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    cache = torch.frombuffer(memory, dtype=dtype).view(shape)
+    # Kept with the tensor, to give pages back.
+    cache._memory = memory  # type: ignore[attr-defined]
+    return cache
+
+
+def _give_back(cache: Tensor, first_block: int) -> None:
+    """Return the pages of all blocks from `first_block` on; they read as zeros afterwards."""
+    memory = getattr(cache, "_memory", None)
+    if memory is None:
+        return
+    layer_bytes = cache[0].numel() * cache.element_size()
+    kept_bytes = layer_bytes // cache.shape[1] * first_block
+    for layer in range(cache.shape[0]):
+        start = -(-(layer * layer_bytes + kept_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (layer + 1) * layer_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -75,6 +75,11 @@ class DecodeBuffers:
             max_seq_len=self._block_tables.shape[1],
         )
 
+    def clear(self) -> None:
+        """Make every row padding."""
+        self._slot_mapping.fill_(-1)
+        self._seq_lens.zero_()
+
     def fill(self, batch: InputBatch, bucket: int) -> None:
         """Take in a decode step; rows from its end up to `bucket` become padding."""
         count, width = batch.block_tables.shape
@@ -115,11 +120,9 @@ class GraphedForward:
         self._storage = storage
         self._buckets = batch_buckets(max_requests)
         self._buffers = DecodeBuffers(max_requests, max_blocks, storage.device)
-        # The largest first, so that the others fit into its memory.
-        self._replays = {
-            bucket: capture(self._call_on(bucket)) for bucket in reversed(self._buckets)
-        }
-        logger.info("Captured decode steps of %s requests.", ", ".join(map(str, self._buckets)))
+        self._capture = capture
+        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self.on_storage_moved()
 
     def forward(self, batch: InputBatch) -> Tensor:
         """See `Forward.forward`. Logits are overwritten by the next step."""
@@ -132,6 +135,17 @@ class GraphedForward:
         if batch.logits_indices.shape[0] == batch.num_requests:
             return logits[: batch.num_requests]
         return logits[batch.logits_indices]
+
+    def on_storage_moved(self) -> None:
+        """Capture again: a graph has the addresses of the tensors it was captured with."""
+        self._replays = {}
+        # Capturing runs the steps: they must not write into anybody's blocks.
+        self._buffers.clear()
+        # The largest first, so that the others fit into its memory.
+        self._replays = {
+            bucket: self._capture(self._call_on(bucket)) for bucket in reversed(self._buckets)
+        }
+        logger.info("Captured decode steps of %s requests.", ", ".join(map(str, self._buckets)))
 
     def _call_on(self, bucket: int) -> Callable[[], Tensor]:
         batch = self._buffers.view(bucket)

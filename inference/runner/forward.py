@@ -39,6 +39,9 @@ class Forward(Protocol):
         computed for their k and v only.
         """
 
+    def on_storage_moved(self) -> None:
+        """The storage has other tensors than before."""
+
 
 class TorchForward:
     """A decoder of torch modules over its storage."""
@@ -52,3 +55,6 @@ class TorchForward:
     def forward(self, batch: InputBatch) -> Tensor:
         logits: Tensor = self._decoder(batch, self._storage)
         return logits
+
+    def on_storage_moved(self) -> None:
+        """Nothing is kept of its tensors."""

@@ -5,7 +5,7 @@ thread that first runs parallel torch work owns the worker threads, and a second
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -43,6 +43,8 @@ Progress = Callable[[float, str], None]
 # A step of this many tokens takes about a tenth of a second on two cores.
 _CPU_BATCHED_TOKENS = 256
 _CUDA_BATCHED_TOKENS = 2048
+# What a live change of the pool's memory goes up to.
+_MOST_KV_SHARE = 0.95
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -63,6 +65,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._loaded: _Loaded | None = None
+        # Memory that the weights leave, measured when the storage is made.
+        self._kv_budget_bytes = 0
 
     @torch.inference_mode()
     def load(self, on_progress: Progress) -> RunnerInfo:
@@ -101,6 +105,7 @@ class ModelRunner:
             num_blocks=storage.num_blocks,
             block_size=storage.block_size,
             bytes_per_block=bytes_per_block(model_config, storage.block_size, storage.dtype),
+            kv_budget_bytes=self._kv_budget_bytes,
             default_max_num_batched_tokens=(
                 _CPU_BATCHED_TOKENS if device.type == "cpu" else _CUDA_BATCHED_TOKENS
             ),
@@ -141,6 +146,19 @@ class ModelRunner:
             forward_s=time.monotonic() - prepared,
             host_s=prepared - started,
         )
+
+    @torch.inference_mode()
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Runner.move_blocks`."""
+        assert self._loaded is not None, "move_blocks() before load()"
+        self._loaded.storage.copy_blocks(list(pairs))
+
+    @torch.inference_mode()
+    def resize_kv(self, num_blocks: int) -> None:
+        """See `Runner.resize_kv`."""
+        assert self._loaded is not None, "resize_kv() before load()"
+        if self._loaded.storage.resize(num_blocks):
+            self._loaded.forward.on_storage_moved()
 
     def close(self) -> None:
         """See `Runner.close`."""
@@ -226,10 +244,13 @@ class ModelRunner:
     ) -> KVCacheStorage:
         """Blocks in what is free; `reserved_bytes` are still to be taken by weights or steps."""
         block_size = self._config.block_size
+        block_bytes = bytes_per_block(model_config, block_size, dtype)
+        free_bytes = free_memory(device) - reserved_bytes
+        self._kv_budget_bytes = max(free_bytes, 0)
         num_blocks = choose_num_blocks(
             self._config,
-            block_bytes=bytes_per_block(model_config, block_size, dtype),
-            free_bytes=free_memory(device) - reserved_bytes,
+            block_bytes=block_bytes,
+            free_bytes=free_bytes,
             max_model_len=max_model_len,
             device=device,
         )
@@ -239,6 +260,7 @@ class ModelRunner:
             block_size=block_size,
             dtype=dtype,
             device=device,
+            capacity=int(_MOST_KV_SHARE * self._kv_budget_bytes) // block_bytes,
         )
 
     def _warm_up(self, num_tokens: int) -> None:

@@ -53,6 +53,9 @@ class NativeForward:
     def name(self) -> str:
         return self._name
 
+    def on_storage_moved(self) -> None:
+        """A storage of the CPU changes its size where it lies."""
+
     def forward(self, batch: InputBatch) -> Tensor:
         logits: Tensor = self._model.forward(
             batch.input_ids,

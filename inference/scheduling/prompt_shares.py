@@ -1,10 +1,28 @@
-"""How a step's budget is shared between prompts. No torch."""
+"""How a step's budget is shared: between decodes in turn, and between prompts. No torch."""
 
 from inference.request import RequestStatus
 from inference.scheduling.running import RunningRequest
 
 # The oldest prompt gets at least one part in this many of what is left for prompts.
 _OLDEST_PROMPT_SHARE = 4
+
+
+class DecodeTurns:
+    """Whose turn it is when the budget, lowered below what runs, does not do for all."""
+
+    def __init__(self) -> None:
+        self._rotation = 0
+
+    def of(
+        self, decodes: list[RunningRequest], budget: int, has_prompts: bool
+    ) -> list[RunningRequest]:
+        """All of them, or as many as there is room for."""
+        room = budget - 1 if has_prompts and budget > 1 else budget
+        if len(decodes) <= room:
+            return decodes
+        first = self._rotation % len(decodes)
+        self._rotation = first + room
+        return (decodes[first:] + decodes[:first])[:room]
 
 
 def prompt_shares(prompts: list[RunningRequest], budget: int) -> list[tuple[RunningRequest, int]]:

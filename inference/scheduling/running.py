@@ -115,14 +115,15 @@ class RunningRequests:
         """The one to preempt when blocks run out. O(running)."""
         return max(self._by_id.values(), key=RunningRequest.precedence)
 
-    def check_integrity(self, max_len: int) -> None:
+    def check_integrity(self) -> None:
         """Assert every invariant. O(running); for tests and debugging."""
         slots = [run.slot for run in self]
         assert len(set(slots + self._free_slots)) == len(slots) + len(self._free_slots), slots
         for run in self:
             request = run.request
             assert request.status is RequestStatus.RUNNING, f"{request.request_id} is not running"
-            assert request.num_computed_tokens < request.num_tokens <= max_len, request.request_id
+            num_tokens = request.num_tokens
+            assert request.num_computed_tokens < num_tokens <= request.max_len, request.request_id
         owners = [run.request.owner for run in self]
         assert self._by_owner == {owner: owners.count(owner) for owner in owners}
         classes = [run.request.request_class for run in self]

@@ -47,6 +47,8 @@ class SchedulerSettings:
     # Caps per owner, 0 for none. The blocks are counted when a request starts.
     max_running_per_owner: int = 0
     max_blocks_per_owner: int = 0
+    # Share of the memory left by the weights that the KV pool takes, or "auto": as at the start.
+    kv_memory_share: float | str = AUTO
     # Share of the pool kept free when a request starts, for the growth of those that run.
     admission_headroom: float = 0.0
     # An owner, or a class, that waited this long without a start goes next.
@@ -92,12 +94,15 @@ def _whole(low: int, high: int, *words: str) -> Callable[[str, object], None]:
     return check
 
 
-def _real(low: float, high: float) -> Callable[[str, object], None]:
+def _real(low: float, high: float, *words: str) -> Callable[[str, object], None]:
     def check(name: str, value: object) -> None:
+        if isinstance(value, str) and value in words:
+            return
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:  # type: ignore[operator]
+            also = "".join(f', or "{word}"' for word in words)
             raise InvalidConfig(
-                f"{name} is {value!r}; a number from {low:g} to {high:g} is allowed."
+                f"{name} is {value!r}; a number from {low:g} to {high:g}{also} is allowed."
             )
 
     return check
@@ -136,6 +141,7 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "speculation": _one_of(*SPECULATION),
     "max_running_per_owner": _whole(0, MAX_SLOTS),
     "max_blocks_per_owner": _whole(0, 100_000_000),
+    "kv_memory_share": _real(0.001, 0.95, AUTO),
     "admission_headroom": _real(0.0, 0.9),
     "aging_s": _real(0.1, 86_400.0),
     "reserve_tokens": _whole(0, 10_000_000),

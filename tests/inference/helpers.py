@@ -8,7 +8,9 @@ from itertools import count
 from pathlib import Path
 
 from inference.config import EngineConfig
+from inference.errors import NotEnoughMemory
 from inference.kv_cache.manager import KVCacheManager
+from inference.kv_cache.resizing import PoolMemory
 from inference.outputs import RunnerInfo, SchedulerOutput, StepOutput, TokenLogprobs, TokenOutput
 from inference.request import Request, RequestClass
 from inference.sampling_params import SamplingParams
@@ -92,6 +94,8 @@ class FakeRunner:
             num_blocks=num_blocks,
             block_size=block_size,
             bytes_per_block=1024,
+            # The pool has half of it at first.
+            kv_budget_bytes=2 * num_blocks * 1024,
             default_max_num_batched_tokens=budget,
             device="cpu",
             dtype="float32",
@@ -107,6 +111,8 @@ class FakeRunner:
         # Request id -> the error its next token has.
         self.row_errors: dict[str, str] = {}
         self.load_error: Exception | None = None
+        # What the KV storage can be made as large as.
+        self.most_blocks = 2 * num_blocks
         self.is_closed = False
 
     def load(self, on_progress: Callable[[float, str], None]) -> RunnerInfo:
@@ -117,6 +123,18 @@ class FakeRunner:
 
     def close(self) -> None:
         self.is_closed = True
+
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert not {a for a, _ in pairs} & {b for _, b in pairs}, "a chain of moves"
+        for source, destination in pairs:
+            self.memory[destination] = list(self.memory[source])
+
+    def resize_kv(self, num_blocks: int) -> None:
+        if num_blocks > self.most_blocks:
+            raise NotEnoughMemory(f"the machine's memory holds {self.most_blocks} blocks")
+        kept = self.memory[:num_blocks]
+        size = self.info.block_size
+        self.memory = kept + [[None] * size for _ in range(num_blocks - len(kept))]
 
     def execute(self, scheduler_output: SchedulerOutput) -> StepOutput:
         self.before_step(scheduler_output)
@@ -182,7 +200,10 @@ class Harness:
         self.runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, script=script)
         kv = KVCacheManager(num_blocks, block_size, model_version="fake-1")
         chosen = SchedulerSettings(**{"slots": 4, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(chosen, kv, max_len=max_len, eos_token_ids=(EOS,))
+        memory = PoolMemory(
+            1024, 2 * num_blocks * 1024, self.runner.move_blocks, self.runner.resize_kv
+        )
+        self.scheduler = Scheduler(chosen, kv, max_len=max_len, eos_token_ids=(EOS,), memory=memory)
         # Steps between two full checks, for tests of thousands of steps.
         self.check_every = check_every
         self.num_steps = 0

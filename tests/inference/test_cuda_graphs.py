@@ -100,6 +100,28 @@ def test_padded_decodes_answer_as_the_plain_forward_pass(parts) -> None:
     assert {2, 4} <= set(sizes)  # and five requests, beyond every bucket, were computed too
 
 
+@torch.inference_mode()
+def test_a_storage_that_moved_is_captured_again_and_capturing_writes_nothing(parts) -> None:
+    config, decoder = parts
+    storage = storage_of(config)
+    captured: list[int] = []
+
+    def capture(call):
+        captured.append(call().shape[0])
+        return call
+
+    graphed = GraphedForward(decoder, storage, max_requests=4, max_blocks=8, capture=capture)
+    prompts = [[5, 9, 40], [7] * 11, [3, 1, 4]]
+    want = answers(graphed, storage, prompts)
+    before = storage.key_cache.clone()
+    storage._reallocate(storage.num_blocks + 5)
+    captured.clear()
+    graphed.on_storage_moved()
+    assert captured == [4, 2, 1]
+    assert torch.equal(storage.key_cache[:, : before.shape[1]], before)
+    assert answers(graphed, storage, prompts) == want
+
+
 def test_rows_past_the_step_become_padding() -> None:
     buffers = DecodeBuffers(4, 6, CPU)
     request = make_request([1, 2, 3, 4, 5, 6, 7, 8, 9])

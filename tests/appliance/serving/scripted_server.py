@@ -89,6 +89,7 @@ def hanging_backend():
     class HangingRunner:
         def __init__(self, runner):
             self.load, self.close = runner.load, runner.close
+            self.move_blocks, self.resize_kv = runner.move_blocks, runner.resize_kv
 
         def execute(self, output):
             time.sleep(3600)
