@@ -39,11 +39,12 @@ class Limit:
 
 def limits_of(user_id: int, key_id: int | None = None) -> list[Limit]:
     """All rules that hold for this user, or for requests with this key; the tightest first."""
-    mine = Q(group=None, user=None, key=None) | Q(user_id=user_id) | Q(group__user=user_id)
+    mine = Q(group=None, user=None, key=None) | Q(user_id=user_id)
+    mine |= Q(group__in=Group.objects.filter(user=user_id))
     if key_id is not None:
         mine |= Q(key_id=key_id)
     rules = LimitRule.objects.filter(mine).select_related("group", "user", "key")
-    return [limit_from(rule) for rule in rules.order_by("limit", "value", "pk").distinct()]
+    return [limit_from(rule) for rule in rules.order_by("limit", "value", "pk")]
 
 
 def limit_from(rule: LimitRule) -> Limit:

@@ -210,31 +210,38 @@ def quota_settle(reservation: Reservation, usage: Usage) -> bool:
         )
         if not booked:
             return False
-        _give_back(reservation.id)
+        # A slow process may have been taken for dead: then nothing is held any more.
+        held = _take_back(reservation.id)
         used = usage.prompt_tokens + usage.completion_tokens
-        for meter in _locked(reservation.user_id, reservation.key_id, make=False):
-            _add(meter, "used", used, reservation.minute, reservation.day)
-            _write(meter)
+        _count(reservation, reserved=-held.tokens if held else 0, used=used)
     return True
 
 
 def quota_release(reservation: Reservation) -> None:
     """Give everything back: the generation never began. Safe to repeat."""
     with transaction.atomic():
-        _give_back(reservation.id, began=False)
+        if held := _take_back(reservation.id):
+            _count(held, reserved=-held.tokens, requests=-1)
 
 
-def _give_back(reservation_id: uuid.UUID, *, began: bool = True) -> bool:
-    """False when that happened before. Inside a transaction."""
+def _take_back(reservation_id: uuid.UUID) -> QuotaReservation | None:
+    """Delete the row, once, for the caller to count it; None if that was done. In a transaction."""
     held = QuotaReservation.objects.select_for_update().filter(pk=reservation_id).first()
     if held is None or not QuotaReservation.objects.filter(pk=held.pk).delete()[0]:
-        return False
-    for meter in _locked(held.user_id, held.key_id, make=False):
-        _add(meter, "reserved", -held.tokens, held.minute, held.day)
-        if not began and meter.minute == held.minute:
-            meter.minute_requests = max(0, meter.minute_requests - 1)
+        return None
+    return held
+
+
+def _count(
+    about: Reservation | QuotaReservation, *, reserved: int, used: int = 0, requests: int = 0
+) -> None:
+    """Change the meters in the windows of a reservation that still run. In a transaction."""
+    for meter in _locked(about.user_id, about.key_id, make=False):
+        _add(meter, "reserved", reserved, about.minute, about.day)
+        _add(meter, "used", used, about.minute, about.day)
+        if meter.minute == about.minute:
+            meter.minute_requests = max(0, meter.minute_requests + requests)
         _write(meter)
-    return True
 
 
 # ---- meters, inside a transaction
@@ -311,5 +318,7 @@ def quota_heal(*, all_others: bool = False) -> int:
     healed = 0
     for reservation_id in dead.values_list("pk", flat=True):
         with transaction.atomic():
-            healed += _give_back(reservation_id)
+            if held := _take_back(reservation_id):
+                _count(held, reserved=-held.tokens)
+                healed += 1
     return healed

@@ -13,7 +13,7 @@ from appliance.quotas.models import UsageRecord
 from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_close, gateway_remove, gateway_stopping
 from tests.appliance.chat.browser import WAIT_S, holds, sign_in, socket_for
-from tests.appliance.limits import tokens_a_day
+from tests.appliance.limits import only_limit, tokens_a_day
 
 ANSWER = "Paris is the capital."
 
@@ -180,6 +180,27 @@ async def test_a_spent_quota_is_told_with_the_time_of_its_reset(tabs, backend, b
     assert "10" in error["message"]
     assert not await Conversation.objects.aexists()
     assert not backend.requests
+
+
+async def test_a_wait_for_a_limit_is_told_with_its_place_and_can_be_stopped(tabs, backend, bob):
+    await sync_to_async(only_limit)("concurrent_requests", 1, wait_s=60)
+    backend.hold(0)
+    tab = await tabs.open(bob)
+    await tab.ask("First")
+    await holds(backend)
+    waits = await tab.ask("Second")
+    leaves = await tab.ask("Third")
+    places = {}
+    while len(places) < 2:
+        queued = await tab.until("generation.queued")
+        places[queued["client_id"]] = queued["ahead"]
+    assert places == {waits: 0, leaves: 1}
+    await tab.send("generation.stop", conversation_id=None, client_id=leaves)
+    assert (await tab.until("generation.error"))["client_id"] == leaves
+    backend.release()
+    ends = [(await tab.until("generation.finished"))["message"]["state"] for _ in range(2)]
+    assert ends == ["complete", "complete"]
+    assert [r.messages[0]["content"] for r in backend.requests] == ["First", "Second"]
 
 
 async def test_a_conversation_over_the_context_is_refused_and_not_cut(tabs, backend, bob):

@@ -143,6 +143,7 @@ def test_what_waits_at_a_stop_is_refused_and_costs_nothing_d08(serve):
         costs = "SELECT prompt_tokens + completion_tokens FROM quotas_usagerecord WHERE "
         failed = database.execute(f"{costs} \"end\" = 'error'").fetchall()
         answered = database.execute(f"{costs} \"end\" != 'error'").fetchall()
-        used = database.execute("SELECT used_tokens, reserved_tokens FROM quotas_usageday")
-        assert used.fetchall() == [(sum(cost for (cost,) in answered), 0)]
+        used = database.execute("SELECT day_used, day_reserved FROM quotas_meter").fetchall()
+        # Of the user and of the key.
+        assert used == [(sum(cost for (cost,) in answered), 0)] * 2
     assert set(failed) == {(0,)}

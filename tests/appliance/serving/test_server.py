@@ -140,6 +140,18 @@ def test_a_second_signal_ends_at_once_d08(run):
         until(lambda: server.get("/readyz").json()["status"] == "stopping")
         server.signal()
         assert server.process.wait(WAIT_S) == 1
+    # What was held for the answer is given back by the next start, also by one that then fails.
+    held = "SELECT count(*) FROM quotas_quotareservation"
+    assert rows(server.data_dir, held) == [(1,)]
+    start = ["manage.py", "serve", "--port", "{port}"]
+    again = Running(server.data_dir, start, APPLIANCE_MODEL="no-such-model")
+    try:
+        assert again.process.wait(WAIT_S) == 1
+    finally:
+        again.end()
+    assert rows(server.data_dir, held) == [(0,)]
+    reserved = "SELECT minute_reserved, day_reserved, month_reserved FROM quotas_meter"
+    assert set(rows(server.data_dir, reserved)) == {(0, 0, 0)}
 
 
 def test_an_engine_that_hangs_for_good_ends_the_process_so_that_it_is_started_again_d09(data_dir):
