@@ -248,6 +248,7 @@ APPLIANCE_DEVICE = env.env_str("APPLIANCE_DEVICE", "auto", allowed=("auto", "cpu
 APPLIANCE_DTYPE = env.env_str(
     "APPLIANCE_DTYPE", "auto", allowed=("auto", "float32", "bfloat16", "float16")
 )
+APPLIANCE_KV_DTYPE = env.env_str("APPLIANCE_KV_DTYPE", "auto", allowed=("auto", "int8"))
 # 0 means: chosen by the engine.
 APPLIANCE_THREADS = env.env_int("APPLIANCE_THREADS", 0, low=0, high=1024)
 APPLIANCE_KV_MEMORY_MB = env.env_int("APPLIANCE_KV_MEMORY_MB", 0, low=0, high=10_000_000)

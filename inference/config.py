@@ -9,6 +9,7 @@ from typing import Any
 from inference.errors import InferenceError, ModelLoadError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 BLOCK_SIZES = (8, 16, 32)
 
@@ -24,6 +25,8 @@ class EngineConfig:
     model_dir: Path
     device: str = "auto"
     dtype: str = "auto"
+    # Of keys and values: auto is the calculation's own; int8 holds nearly twice as many tokens.
+    kv_dtype: str = "auto"
     # Tokens a KV block holds.
     block_size: int = 16
     # Blocks in the pool; None sizes it from memory.
@@ -51,6 +54,7 @@ class EngineConfig:
         """Raises InvalidConfig with the setting, what it got and what is allowed."""
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("policy", self.policy, ("continuous", "static"))
         _one_of("cpu_backend", self.cpu_backend, ("native", "torch"))

@@ -102,6 +102,8 @@ class RunnerInfo:
     backend: str
     # Memory that the weights leave, of which the KV pool takes a share; 0 when nobody can tell.
     kv_budget_bytes: int = 0
+    # Of keys and values: "bfloat16", "int8".
+    kv_dtype: str = ""
     # Plain sentence for the console when a slower path than possible is in use, else "".
     notice: str = ""
 

@@ -83,6 +83,7 @@ class EngineBackend:
             config={
                 "device": settings.APPLIANCE_DEVICE,
                 "dtype": settings.APPLIANCE_DTYPE,
+                "kv_dtype": settings.APPLIANCE_KV_DTYPE,
                 "num_threads": settings.APPLIANCE_THREADS or None,
                 "kv_memory_bytes": megabytes * 1024 * 1024 or None,
             },

@@ -138,6 +138,7 @@ def model_info(served: ServedModel) -> ModelInfo:
         device=info.device,
         dtype=info.dtype,
         backend=info.backend,
+        kv_dtype=info.kv_dtype,
         loaded_at=int(served.loaded_at),
         notice=info.notice,
         tool_format=tool_format_of(read_template_source(served.model_dir) or ""),

@@ -85,8 +85,9 @@ def model_fits(names: list[str], loaded: str | None) -> dict[str, FitWords]:
     for name in names:
         try:
             folder = store.path_of(name)
+            kv_dtype = "int8" if settings.APPLIANCE_KV_DTYPE == "int8" else "bfloat16"
             result = fit(
-                ModelConfig.from_dir(folder), weight_bytes_of(folder), machine, dtype="bfloat16"
+                ModelConfig.from_dir(folder), weight_bytes_of(folder), machine, dtype=kv_dtype
             )
             found[name] = FitWords(result.fits, result.words())
         except (InferenceError, OSError) as exc:

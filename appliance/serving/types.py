@@ -149,6 +149,8 @@ class ModelInfo:
     backend: str
     # Unix seconds at which it was loaded.
     loaded_at: int
+    # Of keys and values: "bfloat16", "int8".
+    kv_dtype: str = ""
     # A plain sentence when a slower path than possible is in use, else "".
     notice: str = ""
     tool_format: ToolFormat = ""

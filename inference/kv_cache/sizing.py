@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from inference.config import ModelConfig
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+# Numbers in 8 bits have a float32 scale for each head of each token.
+SCALE_BYTES = {"int8": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class MemoryUse:
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Keys and values of one token over all layers."""
-    numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
-    return numbers * DTYPE_BYTES[dtype]
+    heads = 2 * model.num_layers * model.num_kv_heads
+    return heads * (model.head_dim * DTYPE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0))
 
 
 def blocks_that_fit(memory_bytes: int, model: ModelConfig, block_size: int, dtype: str) -> int:

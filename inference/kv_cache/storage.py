@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inference.config import EngineConfig, ModelConfig
 from inference.errors import NotEnoughMemory
+from inference.kv_cache.sizing import kv_bytes_per_token
 
 # Share of the memory left after the weights that the pool takes when nobody says otherwise.
 CPU_MEMORY_SHARE = 0.25
@@ -26,7 +27,8 @@ class KVCacheStorage:
     """Keys and values of all layers, in blocks. Owned by the engine thread.
 
     `key_cache`, `value_cache`: [num_layers, num_blocks, block_size, num_kv_heads, head_dim],
-    contiguous. A layer's op takes `key_cache[layer]`.
+    contiguous. A layer's op takes `key_cache[layer]`. With dtype int8 `key_scales`, `value_scales`:
+    [num_layers, num_blocks, block_size, num_kv_heads] float32, else None; see kernels.int8_kv.
     """
 
     def __init__(
@@ -54,6 +56,11 @@ class KVCacheStorage:
         )
         self.key_cache: Tensor = _zeros(shape, dtype, device)
         self.value_cache: Tensor = _zeros(shape, dtype, device)
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        if dtype == torch.int8:
+            self.key_scales = _zeros(shape[:-1], torch.float32, device)
+            self.value_scales = _zeros(shape[:-1], torch.float32, device)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -73,7 +80,7 @@ class KVCacheStorage:
                 raise NotEnoughMemory(
                     f"the machine's memory holds at most {self.capacity:,} blocks beside the model"
                 )
-            for cache in (self.key_cache, self.value_cache):
+            for cache in self._tensors():
                 _give_back(cache, num_blocks)
         else:
             self._reallocate(num_blocks)
@@ -100,8 +107,12 @@ class KVCacheStorage:
         if not pairs:
             return
         sources, destinations = torch.tensor(pairs, device=self.device).T
-        self.key_cache[:, destinations] = self.key_cache[:, sources]
-        self.value_cache[:, destinations] = self.value_cache[:, sources]
+        for cache in self._tensors():
+            cache[:, destinations] = cache[:, sources]
+
+    def _tensors(self) -> list[Tensor]:
+        scales = (self.key_scales, self.value_scales)
+        return [self.key_cache, self.value_cache, *(each for each in scales if each is not None)]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -134,8 +145,7 @@ def _give_back(cache: Tensor, first_block: int) -> None:
 
 def bytes_per_block(model_config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
-    numbers = model_config.num_layers * model_config.num_kv_heads * model_config.head_dim
-    return 2 * numbers * block_size * dtype.itemsize
+    return block_size * kv_bytes_per_token(model_config, str(dtype).removeprefix("torch."))
 
 
 def choose_num_blocks(

@@ -11,15 +11,19 @@ from inference.models.spec import DecoderSpec, LayerSpec
 from inference.runner.input_batch import InputBatch
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
+from kernels.rotary import rotary
 from kernels.rotary_kv_write import rotary_kv_write
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's blocks: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """One layer's blocks: [num_blocks, block_size, num_kv_heads, head_dim] each; in 8 bits with a
+    scale for each token's head."""
 
     key: Tensor
     value: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -75,12 +79,22 @@ class Attention(nn.Module):
         query_key = heads[:, :num_qk_heads]
         if self.qk_norm != "none":
             query_key = self._normalise(query_key)
-        if cos_sin is None:
-            query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
-            kv_cache_write(key, value, cache.key, cache.value, batch.slot_mapping)
-        else:
+        if cos_sin is not None and cache.key_scales is None:
             query = rotary_kv_write(
                 query_key, value, cos_sin, cache.key, cache.value, batch.slot_mapping
+            )
+        else:
+            if cos_sin is not None:
+                query_key = rotary(query_key, cos_sin)
+            query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+            kv_cache_write(
+                key,
+                value,
+                cache.key,
+                cache.value,
+                batch.slot_mapping,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
             )
         attended = paged_attention(
             query,
@@ -93,6 +107,8 @@ class Attention(nn.Module):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             num_decodes=batch.num_decodes,
+            key_scales=cache.key_scales,
+            value_scales=cache.value_scales,
         )
         output: Tensor = self.o_proj(attended.view(num_tokens, -1))
         return output

@@ -119,7 +119,7 @@ class Decoder(nn.Module):
             zip(self.layers, self.spec.layers, strict=True)
         ):
             cos_sin = None if layer_spec.rope is None else angles[layer_spec.rope]
-            cache = LayerCache(storage.key_cache[index], storage.value_cache[index])
+            cache = _layer_cache(storage, index)
             residual, change = layer(residual, change, cos_sin, batch, cache)
         sampled = batch.logits_indices
         last = None if change is None else change[sampled]
@@ -130,3 +130,12 @@ class Decoder(nn.Module):
         if self.spec.logits_soft_cap is not None:
             logits = torch.tanh(logits / self.spec.logits_soft_cap) * self.spec.logits_soft_cap
         return logits
+
+
+def _layer_cache(storage: KVCacheStorage, index: int) -> LayerCache:
+    scales = storage.key_scales, storage.value_scales
+    return LayerCache(
+        storage.key_cache[index],
+        storage.value_cache[index],
+        *(each if each is None else each[index] for each in scales),
+    )

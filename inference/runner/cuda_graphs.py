@@ -124,6 +124,10 @@ class GraphedForward:
         self._replays: dict[int, Callable[[], Tensor]] = {}
         self.on_storage_moved()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._storage.dtype
+
     def forward(self, batch: InputBatch) -> Tensor:
         """See `Forward.forward`. Logits are overwritten by the next step."""
         bucket = bucket_for(batch.num_requests, self._buckets)

@@ -6,11 +6,12 @@ forward pass for CPU is made by `inference.runner.native_forward.make_native_for
     make_native_forward(config, model_config, model_dir, storage, on_progress) -> Forward
 
 It raises `ForwardUnavailable` with a plain reason where it cannot serve this model or machine.
-It gets a `storage` of bfloat16 on the CPU.
+It gets a `storage` of bfloat16 or int8 on the CPU.
 """
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from inference.kv_cache.storage import KVCacheStorage
@@ -32,6 +33,10 @@ class Forward(Protocol):
     def name(self) -> str:
         """For people: "torch", "native AVX-512 BF16"."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and the calculation."""
+
     def forward(self, batch: InputBatch) -> Tensor:
         """[num_samples, vocab] float32 on the batch's device, one row for each logits index.
 
@@ -51,6 +56,11 @@ class TorchForward:
     def __init__(self, decoder: Decoder, storage: KVCacheStorage) -> None:
         self._decoder = decoder
         self._storage = storage
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._decoder.embedding.weight.dtype
+        return dtype
 
     def forward(self, batch: InputBatch) -> Tensor:
         logits: Tensor = self._decoder(batch, self._storage)

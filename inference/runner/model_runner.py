@@ -110,8 +110,9 @@ class ModelRunner:
                 _CPU_BATCHED_TOKENS if device.type == "cpu" else _CUDA_BATCHED_TOKENS
             ),
             device=_device_name(device),
-            dtype=str(storage.dtype).removeprefix("torch."),
+            dtype=str(forward.dtype).removeprefix("torch."),
             backend=forward.name,
+            kv_dtype=str(storage.dtype).removeprefix("torch."),
             notice=notice,
         )
 
@@ -244,6 +245,13 @@ class ModelRunner:
     ) -> KVCacheStorage:
         """Blocks in what is free; `reserved_bytes` are still to be taken by weights or steps."""
         block_size = self._config.block_size
+        if self._config.kv_dtype == "int8":
+            if device.type != "cpu":
+                raise ModelLoadError(
+                    "kv_dtype is int8, but keys and values in 8 bits are for the CPU, and the "
+                    f"model is to run on {device}. Set kv_dtype to auto, or the device to cpu."
+                )
+            dtype = torch.int8
         block_bytes = bytes_per_block(model_config, block_size, dtype)
         free_bytes = free_memory(device) - reserved_bytes
         self._kv_budget_bytes = max(free_bytes, 0)

@@ -1,8 +1,9 @@
 """The forward pass as one compiled call a step: all layers, the GIL released.
 
-For decoders of Llama's shape on a CPU, with keys and values in bfloat16. Few rows multiply with the
-checkpoint's own quantised groups, where `quantized.safetensors` has them; many rows with the same
-groups, or with bfloat16 weights packed for oneDNN, whichever the processor's kernels do best.
+For decoders of Llama's shape on a CPU, with keys and values in bfloat16 or in 8 bits. Few rows
+multiply with the checkpoint's own quantised groups, where `quantized.safetensors` has them; many
+rows with the same groups, or with bfloat16 weights packed for oneDNN, whichever the processor's
+kernels do best.
 
 NOTE: everything here runs on the engine thread, loading too. OpenMP keeps a pool of threads for
 each thread that starts parallel work; a second pool on the same cores halves the speed.
@@ -52,6 +53,10 @@ class NativeForward:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
 
     def on_storage_moved(self) -> None:
         """A storage of the CPU changes its size where it lies."""
@@ -120,8 +125,8 @@ def _unsupported(
 ) -> str | None:
     if config.dtype not in ("auto", "bfloat16"):
         return f"the compiled CPU step works in bfloat16, and the engine is set to {config.dtype}"
-    if storage.device.type != "cpu" or storage.dtype != torch.bfloat16:
-        return "the compiled CPU step keeps keys and values in bfloat16 on the CPU"
+    if storage.device.type != "cpu" or storage.dtype not in (torch.bfloat16, torch.int8):
+        return "the compiled CPU step keeps keys and values in bfloat16 or int8 on the CPU"
     if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
         return f"its heads have {spec.head_dim} dimensions; multiples of 8 up to 256 are covered"
     for layer in spec.layers:
@@ -253,6 +258,8 @@ class _Loader:
             self._linear(head, spec.vocab_size, spec.hidden_size),
             storage.key_cache,
             storage.value_cache,
+            storage.key_scales,
+            storage.value_scales,
         )
         for index in range(len(spec.layers)):
             self._add_layer(model, f"layers.{index}")

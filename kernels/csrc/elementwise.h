@@ -105,6 +105,37 @@ BH_INLINE void rotate(const float* head, const float* cos_sin, int64_t head_dim,
 
 constexpr int64_t kMaxHeadDim = 256;
 
+// 8 bits: one scale for a token's head, so that its largest number becomes 127.
+BH_INLINE void write_head(const float* head, int64_t dim, int64_t place, int8_t* cache,
+                          float* scales) {
+  float most = 0.0f;
+  for (int64_t i = 0; i < dim; i++) most = __builtin_fmaxf(most, __builtin_fabsf(head[i]));
+  const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
+  scales[place] = most / 127.0f;
+  for (int64_t i = 0; i < dim; i++) {
+    const float number = __builtin_rintf(head[i] * inverse);
+    cache[place * dim + i] = (int8_t)__builtin_fmaxf(-127.0f, __builtin_fminf(127.0f, number));
+  }
+}
+
+// `place` counts heads of slots.
+BH_INLINE void write_key(const RopeArgs& args, const float* head, const float* cos_sin,
+                         int64_t place) {
+  const int64_t dim = args.head_dim;
+  if (!args.key_scales) return rotate(head, cos_sin, dim, (bf16*)args.key_cache + place * dim);
+  alignas(64) float turned[kMaxHeadDim];
+  rotate(head, cos_sin, dim, turned);
+  write_head(turned, dim, place, (int8_t*)args.key_cache, args.key_scales);
+}
+
+BH_INLINE void write_value(const RopeArgs& args, const float* head, int64_t place) {
+  const int64_t dim = args.head_dim;
+  if (args.value_scales)
+    return write_head(head, dim, place, (int8_t*)args.value_cache, args.value_scales);
+  bf16* to = (bf16*)args.value_cache + place * dim;
+  for (int64_t i = 0; i < dim; i++) store_one(to + i, head[i]);
+}
+
 void rope_and_write(const RopeArgs& args, int64_t begin, int64_t end) {
   const int64_t dim = args.head_dim, heads = args.num_heads, kv_heads = args.num_kv_heads;
   alignas(64) float head[kMaxHeadDim];
@@ -121,11 +152,11 @@ void rope_and_write(const RopeArgs& args, int64_t begin, int64_t end) {
     if (slot < 0 || slot >= args.num_slots) continue;
     for (int64_t h = 0; h < kv_heads; h++) {
       const int64_t key = (heads + h) * dim, value = (heads + kv_heads + h) * dim;
-      const int64_t place = (slot * kv_heads + h) * dim;
+      const int64_t place = slot * kv_heads + h;
       load_head(qkv + key, bias ? bias + key : nullptr, args.key_norm, args.eps, dim, head);
-      rotate(head, cos_sin, dim, args.key_cache + place);
+      write_key(args, head, cos_sin, place);
       load_head(qkv + value, bias ? bias + value : nullptr, nullptr, args.eps, dim, head);
-      for (int64_t i = 0; i < dim; i++) store_one(args.value_cache + place + i, head[i]);
+      write_value(args, head, place);
     }
   }
 }

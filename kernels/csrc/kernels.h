@@ -34,8 +34,10 @@ struct RopeArgs {
   const float* cos_sin;     // [max_position, head_dim]: cosines, then sines
   const int64_t* positions; // [tokens]
   const int64_t* slots;     // [tokens]; a negative slot is padding and is not written
-  bf16* key_cache;          // [slots, kv_heads, head_dim]
-  bf16* value_cache;
+  void* key_cache;          // [slots, kv_heads, head_dim] bf16, or int8 with scales
+  void* value_cache;
+  float* key_scales;        // [slots, kv_heads]; null: the caches are bf16
+  float* value_scales;
   int64_t num_slots;
   int64_t num_heads, num_kv_heads, head_dim;
   float eps;

@@ -34,7 +34,8 @@ at::Tensor Workspace::take(Slot slot, int64_t rows, int64_t columns, at::ScalarT
 NativeModel::NativeModel(const std::string& kernels_id, int64_t num_heads, double eps,
                          double scale, at::Tensor embedding, at::Tensor final_norm,
                          at::Tensor cos_sin, LinearPtr lm_head, at::Tensor key_cache,
-                         at::Tensor value_cache)
+                         at::Tensor value_cache, std::optional<at::Tensor> key_scales,
+                         std::optional<at::Tensor> value_scales)
     : kernels_(kernels_named(kernels_id)),
       num_heads_(num_heads),
       num_kv_heads_(key_cache.size(3)),
@@ -48,11 +49,15 @@ NativeModel::NativeModel(const std::string& kernels_id, int64_t num_heads, doubl
       cos_sin_(float_weight(cos_sin)),
       key_cache_(key_cache),
       value_cache_(value_cache),
+      key_scales_(key_scales.value_or(at::Tensor())),
+      value_scales_(value_scales.value_or(at::Tensor())),
       lm_head_(std::move(lm_head)) {
   for (const at::Tensor* cache : {&key_cache_, &value_cache_})
-    TORCH_CHECK(cache->dim() == 5 && cache->is_contiguous() &&
-                    cache->scalar_type() == at::kBFloat16 && cache->device().is_cpu(),
-                "a cache is a contiguous bfloat16 tensor of five dimensions on the CPU");
+    TORCH_CHECK(cache->dim() == 5 && cache->device().is_cpu(),
+                "a cache is a tensor of five dimensions on the CPU");
+  check_cache(key_cache_, key_scales_);
+  check_cache(value_cache_, value_scales_);
+  TORCH_CHECK(key_scales_.defined() == value_scales_.defined(), "both caches have scales, or none");
   TORCH_CHECK(num_heads_ % num_kv_heads_ == 0 && head_dim_ % 8 == 0 && head_dim_ <= 256,
               "head sizes are multiples of 8 up to 256, and heads share kv heads evenly");
   TORCH_CHECK(cos_sin_.dim() == 2 && cos_sin_.size(1) == head_dim_, "cos_sin is ",
@@ -176,6 +181,7 @@ at::Tensor NativeModel::norm(const at::Tensor& residual, const at::Tensor& delta
 void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
                                  int64_t layer) const {
   const at::Tensor keys = key_cache_.select(0, layer), values = value_cache_.select(0, layer);
+  const Scales scales = scales_of(layer);
   const Layer& weights = layers_[(size_t)layer];
   RopeArgs args{};
   args.qkv = qkv.data_ptr();
@@ -185,8 +191,10 @@ void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
   args.cos_sin = cos_sin_.const_data_ptr<float>();
   args.positions = step.positions.const_data_ptr<int64_t>();
   args.slots = step.slot_mapping.const_data_ptr<int64_t>();
-  args.key_cache = (bf16*)keys.data_ptr();
-  args.value_cache = (bf16*)values.data_ptr();
+  args.key_cache = keys.data_ptr();
+  args.value_cache = values.data_ptr();
+  args.key_scales = scales.key;
+  args.value_scales = scales.value;
   args.num_slots = keys.size(0) * block_size_;
   args.num_heads = num_heads_;
   args.num_kv_heads = num_kv_heads_;
@@ -197,13 +205,22 @@ void NativeModel::rope_and_write(const at::Tensor& qkv, const StepTensors& step,
   });
 }
 
+NativeModel::Scales NativeModel::scales_of(int64_t layer) const {
+  if (!key_scales_.defined()) return {nullptr, nullptr};
+  return {key_scales_.select(0, layer).data_ptr<float>(),
+          value_scales_.select(0, layer).data_ptr<float>()};
+}
+
 at::Tensor NativeModel::attend(const at::Tensor& qkv, const StepTensors& step, int64_t layer) {
   at::Tensor out = activations(Workspace::kAttended, qkv.size(0), num_heads_ * head_dim_);
   AttentionArgs args{};
   args.query = qkv.const_data_ptr();
   args.query_stride = qkv.size(1);
-  args.key_cache = (const bf16*)key_cache_.select(0, layer).const_data_ptr();
-  args.value_cache = (const bf16*)value_cache_.select(0, layer).const_data_ptr();
+  args.key_cache = key_cache_.select(0, layer).const_data_ptr();
+  args.value_cache = value_cache_.select(0, layer).const_data_ptr();
+  const Scales scales = scales_of(layer);
+  args.key_scales = scales.key;
+  args.value_scales = scales.value;
   args.block_tables = step.block_tables.const_data_ptr<int32_t>();
   args.table_stride = step.block_tables.size(1);
   args.block_size = block_size_;

@@ -41,10 +41,12 @@ class Workspace {
 class NativeModel : public torch::CustomClassHolder {
  public:
   // embedding: [vocab, hidden] bf16; cos_sin: [max_position, head_dim] float; caches:
-  // [layers, blocks, block_size, kv_heads, head_dim] bf16, contiguous, written by forward.
+  // [layers, blocks, block_size, kv_heads, head_dim] bf16, contiguous, written by forward; or int8
+  // with scales [layers, blocks, block_size, kv_heads] float.
   NativeModel(const std::string& kernels_id, int64_t num_heads, double eps, double scale,
               at::Tensor embedding, at::Tensor final_norm, at::Tensor cos_sin, LinearPtr lm_head,
-              at::Tensor key_cache, at::Tensor value_cache);
+              at::Tensor key_cache, at::Tensor value_cache, std::optional<at::Tensor> key_scales,
+              std::optional<at::Tensor> value_scales);
 
   void add_layer(at::Tensor input_norm, at::Tensor post_norm, LinearPtr qkv, LinearPtr output,
                  LinearPtr gate_up, LinearPtr down, std::optional<at::Tensor> qkv_bias,
@@ -56,6 +58,13 @@ class NativeModel : public torch::CustomClassHolder {
                      at::Tensor logits_indices);
 
  private:
+  struct Scales {
+    float* key;
+    float* value;
+  };
+
+  // One layer's, or nulls.
+  Scales scales_of(int64_t layer) const;
   void check_step(const StepTensors& step) const;
   at::Tensor embed(const at::Tensor& input_ids);
   // `rows` of residual + delta, or all where it is undefined.
@@ -71,6 +80,7 @@ class NativeModel : public torch::CustomClassHolder {
   int64_t num_heads_, num_kv_heads_, head_dim_, hidden_, block_size_;
   float eps_, scale_;
   at::Tensor embedding_, final_norm_, cos_sin_, key_cache_, value_cache_;
+  at::Tensor key_scales_, value_scales_;  // undefined: the caches are bf16
   LinearPtr lm_head_;
   std::vector<Layer> layers_;
   Workspace workspace_;

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.backends import Backend, choose, lazily
 from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from kernels.errors import KernelArgumentError
+from kernels.int8_kv import check_scales, dequantise
 from kernels.paged_attention import cpu, reference
 
 _BACKENDS: dict[Backend, Callable[..., Tensor]] = {
@@ -29,6 +30,8 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     num_decodes: int | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
     """Causal attention of this step's new tokens over their requests' paged KV cache.
@@ -46,6 +49,8 @@ def paged_attention(
         soft_cap: scores become soft_cap * tanh(score / soft_cap), before the causal mask.
         num_decodes: how many leading requests have exactly one new token, where the caller knows
             it; None asks the device, which waits for it.
+        key_scales, value_scales: of int8 caches, [num_blocks, block_size, num_kv_heads] float32;
+            see kernels.int8_kv. The blocks that are read are widened to query's dtype first.
         backend: which implementation; None takes the fastest for the device.
 
     Returns:
@@ -56,6 +61,17 @@ def paged_attention(
 
     Paging: Kwon et al. 2023, arXiv:2309.06180. Grouped heads: arXiv:2305.13245.
     """
+    if key_scales is not None or value_scales is not None:
+        check_scales(key_cache, value_cache, key_scales, value_scales)
+        assert key_scales is not None
+        assert value_scales is not None
+        key_cache, value_cache, block_tables = _widened(
+            query.dtype,
+            (key_cache, key_scales),
+            (value_cache, value_scales),
+            block_tables,
+            seq_lens,
+        )
     _check(query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
     if sliding_window is not None and sliding_window < 1:
         raise KernelArgumentError("sliding_window", sliding_window, "at least 1")
@@ -75,6 +91,24 @@ def paged_attention(
         soft_cap=soft_cap,
         num_decodes=num_decodes,
     )
+
+
+def _widened(
+    dtype: torch.dtype,
+    keys: tuple[Tensor, Tensor],
+    values: tuple[Tensor, Tensor],
+    block_tables: Tensor,
+    seq_lens: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies in `dtype` of the blocks that requests read, and block tables over the copies."""
+    block_size = keys[0].shape[1]
+    first_tokens = torch.arange(block_tables.shape[1], device=seq_lens.device) * block_size
+    is_read = first_tokens < seq_lens[:, None]
+    blocks = block_tables[is_read].long()
+    tables = torch.zeros_like(block_tables)
+    tables[is_read] = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device)
+    wide = [dequantise(cache[blocks], scales[blocks]).to(dtype) for cache, scales in (keys, values)]
+    return wide[0], wide[1], tables
 
 
 def _check(

@@ -208,6 +208,8 @@ def test_a_longer_context_than_the_model_has_is_refused(shared_folder) -> None:
 def test_settings_out_of_range_are_refused(shared_folder) -> None:
     with pytest.raises(InvalidConfig, match="block_size"):
         start(shared_folder, block_size=7)
+    with pytest.raises(InvalidConfig, match="kv_dtype"):
+        start(shared_folder, kv_dtype="int4")
 
 
 # ---- steps ----------------------------------------------------------------------------------
@@ -345,6 +347,21 @@ def test_storage_has_the_size_it_says(shared_folder) -> None:
     assert sum(cache.nbytes for cache in caches) == 5 * bytes_per_block(config, 8, torch.bfloat16)
     assert all(cache.shape == (2, 5, 8, 2, 8) for cache in caches)
     assert all(not cache.any() for cache in caches)
+
+
+def test_storage_in_eight_bits_has_the_size_it_says_and_copies_scales(shared_folder) -> None:
+    config = ModelConfig.from_dir(shared_folder)
+    storage = KVCacheStorage(config, num_blocks=5, block_size=8, dtype=torch.int8, device=CPU)
+    assert storage.key_scales is not None
+    assert storage.value_scales is not None
+    tensors = (storage.key_cache, storage.value_cache, storage.key_scales, storage.value_scales)
+    assert sum(each.nbytes for each in tensors) == 5 * bytes_per_block(config, 8, torch.int8)
+    for number, each in enumerate(tensors):
+        each[:, 3].fill_(number + 1)
+    storage.copy_blocks([(3, 0)])
+    for number, each in enumerate(tensors):
+        assert each[:, 0].eq(number + 1).all()
+        assert not each[:, 1].any()
 
 
 def test_free_memory_is_at_most_what_a_container_may_take(tmp_path, monkeypatch) -> None:

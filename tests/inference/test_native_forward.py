@@ -21,6 +21,7 @@ from inference.runner.input_batch import build_input_batch
 from inference.runner.model_runner import ModelRunner, load_decoder
 from inference.runner.native_forward import GROUPS_FILE, GROUPS_FORMAT, make_native_forward
 from inference.weights.loader import Checkpoint
+from kernels import int8_kv
 from kernels.native import library
 from tests.inference.tiny_models import VOCAB_SIZE, make_request, save_tiny_model
 from tests.kernels.native_cases import random_groups, random_super_blocks, usable_kernels
@@ -55,8 +56,11 @@ def storage_of(folder: Path, dtype: torch.dtype, block_size: int = 8) -> KVCache
         config, num_blocks=NUM_BLOCKS, block_size=block_size, dtype=dtype, device=CPU
     )
     # Whatever lies in memory past a request's tokens must not matter.
-    storage.key_cache.fill_(torch.nan)
-    storage.value_cache.fill_(torch.nan)
+    for cache in (storage.key_cache, storage.value_cache):
+        cache.fill_(127 if dtype == torch.int8 else torch.nan)
+    for scales in (storage.key_scales, storage.value_scales):
+        if scales is not None:
+            scales.fill_(torch.nan)
     return storage
 
 
@@ -76,9 +80,13 @@ def oracle(folder: Path, block_size: int = 8) -> tuple[Forward, KVCacheStorage]:
 
 
 def native(
-    folder: Path, kernels: str, block_size: int = 8, **settings: Any
+    folder: Path,
+    kernels: str,
+    block_size: int = 8,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    **settings: Any,
 ) -> tuple[Any, KVCacheStorage]:
-    storage = storage_of(folder, torch.bfloat16, block_size)
+    storage = storage_of(folder, kv_dtype, block_size)
     forward = make_native_forward(
         EngineConfig(model_dir=folder, max_model_len=MAX_POSITIONS),
         ModelConfig.from_dir(folder),
@@ -180,6 +188,32 @@ def test_block_sizes(tmp_path, block_size, kernels) -> None:
 def test_tied_embeddings(tmp_path, kernels) -> None:
     save_tiny_model("llama", tmp_path, **WIDE, tie_word_embeddings=True)
     compare(tmp_path, kernels, Texts(30, 30, 60))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_keys_and_values_in_eight_bits(tmp_path, family, kernels) -> None:
+    save_tiny_model(family, tmp_path, max_position_embeddings=MAX_POSITIONS)
+    texts = Texts(30, 30, 60)
+    reference, wanted = oracle(tmp_path)
+    forward, storage = native(tmp_path, kernels, kv_dtype=torch.int8)
+    for chunks in ([(0, 0, 20), (1, 0, 1)], [(1, 1, 1), (0, 20, 3)], [(0, 23, 1), (1, 2, 1)]):
+        assert_close(texts.step(forward, chunks), texts.step(reference, chunks), kernels)
+    slots = texts.slots(0)[:24]
+    for cache, scales, exact in (
+        (storage.key_cache, storage.key_scales, wanted.key_cache),
+        (storage.value_cache, storage.value_scales, wanted.value_cache),
+    ):
+        assert scales is not None
+        # The first layer's keys and values come before anything that magnifies roundings.
+        got = int8_kv.dequantise(cache, scales)[0].flatten(0, 1)[slots]
+        want = exact[0].flatten(0, 1)[slots]
+        step = want.abs().amax(dim=-1, keepdim=True) / 127
+        slack = 0.01 * want.abs().amax()  # the embedding is rounded to bf16
+        assert ((got - want).abs() <= 0.51 * step + slack).all()
+        unused = torch.ones(NUM_BLOCKS * 8, dtype=torch.bool)
+        unused[torch.cat([slots, texts.slots(1)[:3]])] = False
+        assert scales.flatten(1, 2)[:, unused].isnan().all()
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -339,7 +373,7 @@ def test_settings_that_rule_it_out_give_a_reason(tmp_path) -> None:
 
     with pytest.raises(ForwardUnavailable, match="set to float32"):
         make({"dtype": "float32"}, torch.bfloat16)
-    with pytest.raises(ForwardUnavailable, match="keys and values in bfloat16"):
+    with pytest.raises(ForwardUnavailable, match="keys and values in bfloat16 or int8"):
         make({}, torch.float32)
     with pytest.raises(ForwardUnavailable, match="cannot run the sse9 kernels"):
         make({}, torch.bfloat16, kernels="sse9")
@@ -373,6 +407,23 @@ def test_the_runner_takes_the_compiled_step(tmp_path) -> None:
     runner.close()
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_runner_keeps_keys_and_values_in_eight_bits_when_asked(tmp_path, backend) -> None:
+    save_tiny_model("llama", tmp_path, **WIDE)
+    shared = {"model_dir": tmp_path, "device": "cpu", "num_blocks": 64, "num_threads": 1}
+    infos = []
+    for kv_dtype in ("int8", "auto"):
+        runner = ModelRunner(EngineConfig(**shared, kv_dtype=kv_dtype, cpu_backend=backend))
+        infos.append(runner.load(lambda share, text: None))
+        runner.close()
+    eight, plain = infos
+    assert (eight.kv_dtype, plain.kv_dtype) == ("int8", plain.dtype)
+    # The calculation is the same one; a token's head takes 32 bytes and a scale.
+    assert (eight.dtype, eight.backend) == (plain.dtype, plain.backend)
+    width = 2 if backend == "native" else 4
+    assert eight.bytes_per_block / plain.bytes_per_block == (32 + 4) / (32 * width)
+
+
 def test_missing_tensors_are_named(tmp_path) -> None:
     save_tiny_model("llama", tmp_path, **WIDE)
     weights = load_file(tmp_path / "model.safetensors")
@@ -401,6 +452,18 @@ def real_text(bundled_model_dir: Path) -> tuple[list[int], Tensor]:
         return ids, model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
 
+def mean_divergence(forward: Forward, ids: list[int], want: Tensor, chunk: int) -> float:
+    """Mean KL from `want`, teacher forced: a logits row for every token of every chunk."""
+    rows = []
+    for start in range(0, len(ids), chunk):
+        count = min(chunk, len(ids) - start)
+        part = ScheduledRequest(make_request(ids), start, count, list(range(NUM_BLOCKS)), True)
+        batch = build_input_batch(SchedulerOutput(1, [part], count), 16, CPU)
+        rows.append(forward.forward(replace(batch, logits_indices=torch.arange(count))))
+    got = torch.cat(rows).double().log_softmax(-1)
+    return float((want.exp() * (want - got)).sum(-1).mean())
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("use_groups", [True, False])
 @pytest.mark.parametrize(
@@ -410,20 +473,22 @@ def real_text(bundled_model_dir: Path) -> tuple[list[int], Tensor]:
 def test_the_real_model_keeps_its_distribution(
     bundled_model_dir, real_text, kernels, use_groups, chunk
 ) -> None:
-    ids, want = real_text
     forward, _ = native(bundled_model_dir, kernels, 16, use_groups=use_groups)
     assert forward.quantised == use_groups
-    # Teacher forced: a logits row for every token of every chunk.
-    rows = []
-    for start in range(0, len(ids), chunk):
-        count = min(chunk, len(ids) - start)
-        part = ScheduledRequest(make_request(ids), start, count, list(range(NUM_BLOCKS)), True)
-        batch = build_input_batch(SchedulerOutput(1, [part], count), 16, CPU)
-        rows.append(forward.forward(replace(batch, logits_indices=torch.arange(count))))
-    got = torch.cat(rows).double().log_softmax(-1)
-    divergence = (want.exp() * (want - got)).sum(-1)
     # Transformers' own bf16 has 1.2e-3 on this model.
-    assert divergence.mean().item() <= 1.2e-3
+    assert mean_divergence(forward, *real_text, chunk) <= 1.2e-3
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("kernels", "chunk"), [(KERNELS[0], 1), *((kernels, 100) for kernels in KERNELS)]
+)
+def test_the_real_model_with_keys_and_values_in_eight_bits(
+    bundled_model_dir, real_text, kernels, chunk
+) -> None:
+    forward, _ = native(bundled_model_dir, kernels, 16, kv_dtype=torch.int8)
+    # 1e-3 with fp32 activations; those in bf16 add their own 5e-4. See inference/README.md.
+    assert mean_divergence(forward, *real_text, chunk) <= 2e-3
 
 
 def test_the_groups_of_an_imported_file_are_of_the_format_read_here() -> None:

@@ -41,6 +41,9 @@ LLAMA3_8B = shape(32, 32, 8, 128)
         (SMOLLM2_135M, "bfloat16", 23_040),
         (SMOLLM2_135M, "float32", 46_080),
         (LLAMA3_8B, "float16", 131_072),
+        # A byte a number, and four for the scale of each head.
+        (SMOLLM2_135M, "int8", 30 * 2 * 3 * (64 + 4)),
+        (LLAMA3_8B, "int8", 32 * 2 * 8 * (128 + 4)),
     ],
 )
 def test_bytes_per_token_follow_the_shape_and_the_key_value_heads(model, dtype, expected):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import int8_kv
 from kernels.native import library
 from kernels.paged_attention import reference
 from tests.kernels.native_cases import usable_kernels
@@ -58,6 +59,29 @@ def native(kernels: str, arguments: dict[str, Any]) -> Tensor:
     return result
 
 
+def in_eight_bits(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same step over int8 caches, and over what those caches stand for. Where no token lies:
+    full numbers with NaN scales."""
+    quantised, widened = dict(arguments), dict(arguments)
+    for name in ("key", "value"):
+        cache = arguments[f"{name}_cache"].float()
+        numbers, scales = int8_kv.quantise(cache.nan_to_num(0.0))
+        empty = cache.isnan().any(dim=-1)
+        numbers[empty], scales[empty] = 127, torch.nan
+        quantised |= {f"{name}_cache": numbers, f"{name}_scales": scales}
+        widened[f"{name}_cache"] = int8_kv.dequantise(numbers, scales)
+    return quantised, widened
+
+
+def check_eight_bits(kernels: str, arguments: dict[str, Any]) -> None:
+    quantised, widened = in_eight_bits(arguments)
+    want = reference.paged_attention(**(widened | {"query": arguments["query"].float()}))
+    got = native(kernels, quantised)
+    # Numbers in 8 bits and their scales are exact in fp32: the same tolerance as without them.
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.float(), want, atol=tolerance, rtol=tolerance)
+
+
 def check(kernels: str, arguments: dict[str, Any]) -> None:
     want = reference.paged_attention(**(arguments | {"query": arguments["query"].float()}))
     got = native(kernels, arguments)
@@ -88,6 +112,76 @@ def test_many_query_heads_share_one_kv_head(rng, kernels) -> None:
 @pytest.mark.parametrize("context", [255, 256, 257, 511, 513, 1000])
 def test_long_contexts_are_split_and_joined(rng, kernels, context) -> None:
     check(kernels, step(rng, [(1, context), (40, context), (1, 3)]))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_eight_bits_in_every_kind_of_step(rng, kernels, block_size) -> None:
+    lengths = [(1, 1), (1, 5), (1, 77), (3, 3), (33, 70), (2, 300), (1, 600)]
+    check_eight_bits(kernels, step(rng, lengths, block_size=block_size))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 80, 128, 256])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1)])
+def test_eight_bits_for_head_sizes_and_sharing(rng, kernels, head_dim, heads) -> None:
+    check_eight_bits(kernels, step(rng, [(1, 40), (21, 35)], heads=heads, head_dim=head_dim))
+
+
+def with_shared_prefix(
+    arguments: dict[str, Any], rows: list[int], num_blocks: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`rows` hold the first row's first blocks; and the same with copies of those blocks."""
+    shared, apart = dict(arguments), dict(arguments)
+    tables = arguments["block_tables"].clone()
+    tables[rows, :num_blocks] = tables[rows[0], :num_blocks]
+    shared["block_tables"] = tables
+    keys, values = arguments["key_cache"].clone(), arguments["value_cache"].clone()
+    for row in rows[1:]:
+        own = arguments["block_tables"][row, :num_blocks].long()
+        first = tables[rows[0], :num_blocks].long()
+        keys[own], values[own] = keys[first], values[first]
+    return shared, apart | {"key_cache": keys, "value_cache": values}
+
+
+def readers(arguments: dict[str, Any]) -> list[int]:
+    names = ("block_tables", "seq_lens", "query_start_loc")
+    tensors = [arguments[name] for name in names]
+    found: list[int] = torch.ops.blockhouse.context_readers(
+        *tensors, arguments["key_cache"].shape[1]
+    )
+    return found
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_a_shared_prefix_is_read_once_and_changes_no_bit(rng, kernels, eight_bits) -> None:
+    lengths = [(1, 700), (1, 520), (5, 600), (1, 900), (1, 300), (1, 640)]
+    arguments = step(rng, lengths)
+    shared, apart = with_shared_prefix(arguments, [0, 1, 3, 5], 512 // 16)
+    # Two whole pieces of 256 with four readers; each one's own rest, and the fifth's all, apart.
+    assert sorted(readers(shared)) == [1] * 7 + [4, 4]
+    assert set(readers(apart)) == {1}
+    if eight_bits:
+        (shared, _), (apart, _) = in_eight_bits(shared), in_eight_bits(apart)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            assert torch.equal(native(kernels, shared), native(kernels, apart))
+        finally:
+            torch.set_num_threads(1)
+
+
+def test_a_piece_is_shared_only_where_all_its_blocks_are(rng) -> None:
+    arguments = step(rng, [(1, 300), (1, 300), (1, 300)])
+    tables = arguments["block_tables"]
+    tables[1, :9] = tables[0, :9]
+    tables[2, :16] = tables[0, :16]
+    # The last block alone is the same: no prefix cache gives this, and it is no shared piece.
+    tables[1, 15] = tables[0, 15]
+    assert sorted(readers(arguments)) == [1, 1, 1, 1, 2]
+    for kernels in KERNELS:
+        check(kernels, arguments | {"block_tables": tables})
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -137,5 +231,13 @@ def test_wrong_arguments_are_refused(rng) -> None:
     arguments = step(rng, [(1, 20)])
     with pytest.raises(RuntimeError, match="bfloat16"):
         native("portable", arguments | {"key_cache": arguments["key_cache"].float()})
+    quantised, _ = in_eight_bits(arguments)
+    with pytest.raises(RuntimeError, match="bfloat16, or int8 with scales"):
+        native("portable", {**arguments, "key_cache": quantised["key_cache"]})
+    with pytest.raises(RuntimeError, match="one for each head of each token"):
+        native("portable", quantised | {"key_scales": quantised["key_scales"][:, :3].contiguous()})
+    del quantised["value_scales"], quantised["value_cache"]
+    with pytest.raises(RuntimeError, match="both caches have scales"):
+        native("portable", arguments | quantised)
     with pytest.raises(RuntimeError, match="int32"):
         native("portable", arguments | {"seq_lens": arguments["seq_lens"].long()})
