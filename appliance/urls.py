@@ -9,6 +9,7 @@ urlpatterns = [
     path("", include("appliance.accounts.urls")),
     path("", include("appliance.account_page.urls")),
     path("", include("appliance.api.urls")),
+    path("", include("appliance.api.page_urls")),
     path("", include("appliance.console.api_urls")),
     re_path(r"^api(/.*)?$", unknown_address),
     path("console/capacity/", include("appliance.capacity.urls")),
