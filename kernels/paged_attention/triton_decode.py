@@ -137,7 +137,7 @@ def _tiles_of_split(
     return first, end, tl.maximum(tl.cdiv(end - first, NUM_SPLITS), MIN_TILES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def _paged_decode_kernel(
     output_ptr,
     partial_ptr,

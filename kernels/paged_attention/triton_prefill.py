@@ -118,7 +118,11 @@ def _request_of_tile(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
     return low, (tl.load(starts_ptr + low) - origin) // BLOCK_Q + low
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_requests", "stride_table"],
+    # They begin behind a step's decodes, however many there are.
+    do_not_specialize_on_alignment=["tables_ptr", "lens_ptr", "starts_ptr"],
+)
 def _paged_prefill_kernel(
     output_ptr,
     query_ptr,

@@ -19,7 +19,7 @@ def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
     num_rows, size = output.numel() // max(rows.shape[-1], 1), rows.shape[-1]
     if output.numel() == 0:
         return output
-    block, block_rows, num_warps = _tile(size, num_rows)
+    block, block_rows, num_warps = _tile(size)
     _rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
         output,
         rows,
@@ -46,7 +46,7 @@ def add_rms_norm(
         return summed, normed
     size = residual.shape[-1]
     num_rows = residual.numel() // size
-    block, block_rows, num_warps = _tile(size, num_rows)
+    block, block_rows, num_warps = _tile(size)
     _add_rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
         summed,
         normed,
@@ -73,10 +73,10 @@ def _rows(values: Tensor) -> tuple[Tensor, int, int, int]:
     return values.contiguous(), 1, size, 0
 
 
-def _tile(size: int, num_rows: int) -> tuple[int, int, int]:
+def _tile(size: int) -> tuple[int, int, int]:
     """Width of a row's tile, rows of a program, warps."""
     block = power_of_2(size)
-    block_rows = min(max(1, _PROGRAM_SIZE // block), power_of_2(num_rows))
+    block_rows = max(1, _PROGRAM_SIZE // block)
     return block, block_rows, min(max(block * block_rows // 512, 1), 16)
 
 
@@ -86,7 +86,7 @@ def _normed(values, weight, eps, SIZE: tl.constexpr):
     return values * (1.0 / tl.sqrt_rn(mean_square + eps))[:, None] * weight[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     output_ptr,
     input_ptr,
@@ -111,7 +111,7 @@ def _rms_norm_kernel(
     tl.store(output_ptr + places, round_to(normed, output_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_rms_norm_kernel(
     summed_ptr,
     normed_ptr,

@@ -35,7 +35,7 @@ def penalise(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _penalise_kernel(
     logits_ptr,
     rows_ptr,

@@ -85,7 +85,8 @@ def source_of(kernel: JITFunction, values: dict[str, Any]) -> ASTSource:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        is_special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or (is_special and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
             continue
@@ -95,7 +96,8 @@ def source_of(kernel: JITFunction, values: dict[str, Any]) -> ASTSource:
             signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
         else:
             signature[parameter.name] = "fp32"
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+        is_aligned = isinstance(value, Tensor) and not parameter.do_not_specialize_on_alignment
+        if is_aligned or (is_special and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, attributes)
 
