@@ -45,3 +45,18 @@ async def test_the_same_question_gets_the_same_answer_from_the_cache(
         answers.append((text, stream.num_cached_tokens))
     assert [text for text, _ in answers] == ["The capital of France is Paris."] * 3
     assert [cached for _, cached in answers] == [0, 32, 32]
+
+
+async def test_lookahead_changes_no_answer(generator: TextGenerator) -> None:
+    """A few guesses are few rows, and those are multiplied the same way as one."""
+    engine = generator._engine
+    assert isinstance(engine, Engine)
+    asked = [{"role": "user", "content": "Repeat: The quick brown fox. The quick brown fox."}]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    answers = {}
+    for speculation in ("off", "on"):
+        engine.tune(speculation=speculation)
+        answers[speculation] = (await generator.collect(asked, params, request_id=speculation)).text
+    engine.tune(speculation="auto")
+    assert answers["on"] == answers["off"]
+    assert engine.stats().totals["draft_tokens_accepted"] > 0
