@@ -53,8 +53,7 @@ export class BlockLegend {
   }
 
   #count() {
-    const { codes, holders, rows } = this.#model, byCode = new Map();
-    for (let i = 0; i < codes.length; i++) byCode.set(codes[i], (byCode.get(codes[i]) ?? 0) + 1);
+    const { holders, rows } = this.#model, byCode = this.#model.countByCode();
     const counts = { held: 0, shared: 0, cached: byCode.get(CACHED) ?? 0, free: byCode.get(FREE) ?? 0, users: new Map() };
     const user = (key) => {
       if (!counts.users.has(key)) counts.users.set(key, { blocks: 0, running: 0, waiting: 0 });

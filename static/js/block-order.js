@@ -5,8 +5,7 @@ export function cellOrder(model, rankedUsers) {
   const { codes, positions, holders, rows } = model, total = codes.length;
   const rankOfUser = new Map(rankedUsers.map((key, rank) => [key, rank]));
   // Codes in the order of their cells; equal users stand together, their requests one after another.
-  const found = new Map();
-  for (let i = 0; i < total; i++) found.set(codes[i], (found.get(codes[i]) ?? 0) + 1);
+  const found = model.countByCode();
   const sortKey = (code) => {
     if (code === FREE) return [3, 0, 0];
     if (code === CACHED) return [2, 0, 0];

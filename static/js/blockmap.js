@@ -2,7 +2,7 @@
 // Only the visible rows are drawn, as runs of equal cells filled with one pattern each.
 import { CACHED, FREE, KEPT } from './console-model.js';
 import { cellOrder } from './block-order.js';
-import { hueToken, shapeOver, token } from './canvas.js';
+import { hueToken, requestMark, shapeOver, token } from './canvas.js';
 import { blockFacts } from './block-facts.js';
 import { count, make, mark, setText } from './words.js';
 
@@ -13,7 +13,7 @@ const LARGE = 20000;
 export class BlockMap {
   #canvas; #scroll; #spacer; #card; #spoken; #model;
   #size = 8; #cols = 8; #ratio = 1; #tiles = new Map(); #styles = new Map(); #ink = {};
-  #byUser = false; #order = null; #orderedAt = 0; #only = null; #cursor = -1; #ranked = [];
+  #byUser = false; #byRequest = false; #order = null; #orderedAt = 0; #only = null; #cursor = -1; #ranked = []; #frame = 0;
 
   // `onPick(row)` is told which request a press on a held cell means, or null for another cell.
   constructor(model, onPick) {
@@ -33,13 +33,16 @@ export class BlockMap {
     canvas.addEventListener('blur', () => this.#leave());
     canvas.addEventListener('click', pick);
     canvas.addEventListener('keydown', (event) => this.#key(event, pick));
-    this.#scroll.addEventListener('scroll', () => requestAnimationFrame(() => this.#paint()), { passive: true });
+    // Several scroll events of one frame are painted once.
+    this.#scroll.addEventListener('scroll', () => { this.#frame ||= requestAnimationFrame(() => { this.#frame = 0; this.#paint(); }); }, { passive: true });
     new ResizeObserver(() => this.draw()).observe(this.#scroll);
     addEventListener('themechange', () => { this.#tiles.clear(); this.draw(); });
   }
 
   set only(only) { this.#only = only; this.draw(); }
   set byUser(byUser) { this.#byUser = byUser; this.#orderedAt = 0; this.#leave(); this.draw(); }
+  // Colour and shape say which request, not whose.
+  set byRequest(byRequest) { this.#byRequest = byRequest; this.draw(); }
   // User keys in the order of the legend: "by user" sorts the cells in it.
   set ranked(keys) { this.#ranked = keys; }
   get cellSize() { return this.#size; }
@@ -161,7 +164,7 @@ export class BlockMap {
     let key = { [FREE]: 'free', [CACHED]: 'cached', [KEPT]: 'kept' }[code] ?? 'shared', user = null, mine = only?.kind === key;
     if (handles.length === 1) {
       const row = this.#model.rows.get(handles[0]);
-      user = this.#model.user(row);
+      user = this.#byRequest ? requestMark(handles[0]) : this.#model.user(row);
       key = `user ${user.hue} ${user.shape}`;
       mine = only?.kind === 'user' && row?.owner === only.key;
     }

@@ -3,6 +3,9 @@ export const token = (name) => getComputedStyle(document.documentElement).getPro
 
 export const hueToken = (user) => token(user.hue ? `--user-${user.hue}` : '--block-cached');
 
+// A request's own mark, as users have theirs: hues before shapes, repeated past 32.
+export const requestMark = (handle) => ({ hue: handle % 8 + 1, shape: Math.floor(handle / 8) % 4 });
+
 // Sizes a canvas for the screen's pixels; returns a context in CSS pixels, cleared.
 export function fit(canvas, width, height) {
   const ratio = devicePixelRatio || 1, w = Math.round(width * ratio), h = Math.round(height * ratio);

@@ -52,6 +52,17 @@ export class ConsoleModel {
 
   codeAt(block) { return block >= this.keptFrom && this.codes[block] === FREE ? KEPT : this.codes[block]; }
 
+  // Code -> how many cells have it. Runs of equal cells are counted at once: a pool can be large.
+  countByCode() {
+    const { codes } = this, found = new Map();
+    for (let from = 0, to = 0; from < codes.length; from = to) {
+      const code = codes[from];
+      while (to < codes.length && codes[to] === code) to += 1;
+      found.set(code, (found.get(code) ?? 0) + to - from);
+    }
+    return found;
+  }
+
   // Requests that hold block `block`, if it is held.
   holdersOf(block) {
     const code = this.codes[block];

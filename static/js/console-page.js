@@ -79,4 +79,7 @@ document.addEventListener('visibilitychange', applyPause);
 for (const input of document.querySelectorAll('[name="map-order"]')) {
   input.addEventListener('change', () => { map.byUser = input.value === 'owner'; });
 }
+for (const input of document.querySelectorAll('[name="map-colour"]')) {
+  input.addEventListener('change', () => { map.byRequest = table.byRequest = input.value === 'request'; });
+}
 socket.connect();

@@ -1,4 +1,5 @@
 // The table of requests: stable rows, focus kept, ended rows stay a while, and Kill with a dialog.
+import { requestMark } from './canvas.js';
 import { waitWords } from './wait-words.js';
 import { count, icon, make, mark, many, rate, seconds, setText, shortId } from './words.js';
 
@@ -9,7 +10,7 @@ const SHOW_ENDED_S = 6;
 const ENDINGS = { stop: ['check', 'ended', ''], length: ['check', 'ended, full length', ''], abort: ['stop', 'stopped', ''], error: ['error', 'failed', 'danger'] };
 
 export class RequestsTable {
-  #model; #body; #rows = new Map(); #filter = ''; #only = null; #dialog; #killing = null; #kill;
+  #model; #body; #rows = new Map(); #filter = ''; #only = null; #dialog; #killing = null; #kill; #byRequest = false;
 
   // `kill(row)` returns a promise that fails with words for people.
   constructor(model, { kill, onPick }) {
@@ -27,6 +28,13 @@ export class RequestsTable {
       else onPick(row);
     });
     this.#dialog.querySelector('[data-kill]').addEventListener('click', () => this.#confirm());
+  }
+
+  // The map's colours stand beside the requests then, not beside the users.
+  set byRequest(byRequest) {
+    this.#byRequest = byRequest;
+    for (const { cells, tr } of this.#rows.values()) { cells.user.dataset.name = ''; this.#markRequest(cells, Number(tr.dataset.handle)); }
+    this.update();
   }
 
   set only(only) { this.#only = only; this.update(); }
@@ -74,9 +82,15 @@ export class RequestsTable {
     }
     cells.id.append(make('button', { type: 'button', class: 'row-link mono', title: row.id, 'aria-label': `Show the block table of ${shortId(row.id)}` }, shortId(row.id)));
     cells.action.append(make('button', { type: 'button', class: 'button small danger quiet', 'data-do': 'kill' }, 'Kill'));
+    this.#markRequest(cells, row.handle);
     const entry = { tr, cells, badge: '', rank: undefined };
     this.#rows.set(row.handle, entry);
     return entry;
+  }
+
+  #markRequest(cells, handle) {
+    cells.id.querySelector('.user-mark')?.remove();
+    if (this.#byRequest) cells.id.prepend(mark(requestMark(handle)));
   }
 
   #fill(entry, row) {
@@ -84,7 +98,7 @@ export class RequestsTable {
     this.#badge(entry, row);
     if (cells.user.dataset.name !== user.name) {
       cells.user.dataset.name = user.name;
-      cells.user.replaceChildren(make('span', { class: 'user' }, mark(user), user.name));
+      cells.user.replaceChildren(make('span', { class: 'user' }, ...(this.#byRequest ? [] : [mark(user)]), user.name));
       cells.action.firstChild.setAttribute('aria-label', `Kill ${shortId(row.id)} of ${user.name}`);
     }
     const waits = row.state === 'waiting' || row.state === 'preempted', size = this.#model.state.kv?.block_size ?? 16;

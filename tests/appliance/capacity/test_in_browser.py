@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from tests.appliance.serving.processes import Running, make_data_dir, run_python
 from tests.appliance.serving.tiny_model import save_tiny_model
+from tests.chromium import WAIT_MS, chromium, signed_in
 
 pytestmark = pytest.mark.e2e
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-# Far more than it takes: the machine may be busy with other things.
-WAIT_MS = 60_000
 PASSWORD = "nine-Lanterns-burn"
 MAKE_ADMIN = f"""
 import django; django.setup()
@@ -44,20 +41,13 @@ def server(tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def page(server: Running) -> Iterator[Page]:
     complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page()
+    expect.set_options(timeout=WAIT_MS)
+    with chromium() as browser:
+        page = browser.new_page(storage_state=signed_in(browser, server.url, "alice", PASSWORD))
         page.set_default_timeout(WAIT_MS)
-        expect.set_options(timeout=WAIT_MS)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{server.url}/login/")
-        page.fill('[name="login"]', "alice")
-        page.fill('[name="password"]', PASSWORD)
-        page.click('button[type="submit"]')
-        page.wait_for_url(f"{server.url}/")
         page.goto(f"{server.url}/console/capacity/")
         yield page
-        browser.close()
     assert complaints == []
 
 

@@ -8,23 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
+from playwright.sync_api import Browser, Page, StorageState, expect
 
 from tests.appliance.base import PASSWORD
+from tests.chromium import WAIT_MS, chromium, signed_in
 from tests.e2e.server import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_MS = 30_000
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 pytestmark = pytest.mark.e2e
 
 
@@ -55,24 +45,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def session(browser: Browser, address: str) -> StorageState:
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{address}/login/")
-    page.fill("input[name=login]", "bob")
-    page.fill("input[name=password]", PASSWORD)
-    page.click("button[type=submit]")
-    page.wait_for_url(f"{address}/", timeout=WAIT_MS)
-    state = context.storage_state()
-    context.close()
-    return state
+    return signed_in(browser, address, "bob", PASSWORD)
 
 
 class Watched:

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.appliance.console.conftest import Server
+from tests.appliance.console.simulated_process import Server
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.appliance.console.conftest import Server
+from tests.appliance.console.simulated_process import Server
 
 pytestmark = pytest.mark.e2e
 
@@ -158,6 +158,16 @@ def test_a_waiting_request_says_why_it_waits(page: Page) -> None:
     waiting = page.locator("#requests tr", has_text="waits, no. 1").first
     expect(waiting).to_contain_text("the only slot is taken")
     page.get_by_role("button", name="Undo").click()
+
+
+def test_the_map_is_coloured_by_request_with_the_marks_in_the_table(page: Page) -> None:
+    marked = page.locator("#requests td:nth-child(3) .user-mark")
+    expect(marked).to_have_count(0)
+    page.get_by_role("radio", name="Requests").check()
+    expect(marked.first).to_be_visible()
+    expect(page.locator("#requests td:nth-child(2) .user-mark")).to_have_count(0)
+    page.get_by_role("radio", name="Users").check()
+    expect(marked).to_have_count(0)
 
 
 def test_one_user_alone_and_back(page: Page) -> None:

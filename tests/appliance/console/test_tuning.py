@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from appliance.accounts.models import User
 from appliance.console.feed import ConsoleFeed
+from appliance.console.models import ShareWeight
 from appliance.console.replay import Past, Rules, past_requests, replay
 from appliance.console.replay_rules import replay_rules
 from appliance.console.request_log import RequestLog
@@ -65,6 +66,15 @@ async def test_the_history_says_who_changed_what_and_can_take_it_back(
     assert change["words"] == "Parallel slots 4 → 6; Prefix cache on → off"
     assert change["back"] == '{"slots":4,"enable_prefix_cache":true}'
     assert b"Go back to before" in response.content
+
+
+async def test_members_and_groups_can_get_a_weight_there(
+    admin: AsyncClient, bob: User, engine: SimulatedBackend
+) -> None:
+    await ShareWeight.objects.acreate(user=bob, weight=2.5)
+    html = (await admin.get(URL)).content.decode()
+    assert f'<option value="user:{bob.pk}">bob</option>' in html
+    assert '<td>bob</td><td class="r">2.50</td>' in html
 
 
 async def test_only_admins_see_tuning(bob: User, feed: ConsoleFeed) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
+from django.contrib.messages import get_messages
 from django.test import Client
 
 from appliance.accounts.models import User
@@ -20,15 +21,15 @@ from tests.appliance.console.simulated_backend import SimulatedBackend
 URL = "/console/tuning/weights/"
 
 
-@pytest.fixture
-def admin(alice: User) -> Client:
-    return sign_in(alice)
-
-
 def put(admin: Client, who: str, weight: Any) -> str:
-    answer = admin.post(URL, {"who": who, "weight": weight}, follow=True)
-    assert answer.status_code == 200
-    return answer.content.decode()
+    return told(admin.post(URL, {"who": who, "weight": weight}))
+
+
+def told(answer: Any) -> str:
+    """What the page that comes next says of it."""
+    assert (answer.status_code, answer.url) == (302, "/console/tuning/")
+    *_, message = get_messages(answer.wsgi_request)
+    return str(message)
 
 
 def test_a_members_own_weight_goes_before_groups_and_the_highest_group_holds(
@@ -50,15 +51,14 @@ def test_setting_and_taking_away_is_told_and_recorded(admin: Client, bob: User) 
     assert "bob weighs 2." in put(admin, f"user:{bob.pk}", "2")
     assert "bob weighs 3." in put(admin, f"user:{bob.pk}", "3")
     row = ShareWeight.objects.get()
-    answer = admin.post(f"{URL}{row.pk}/clear/", follow=True)
-    assert "bob weighs 1 again." in answer.content.decode()
+    assert "bob weighs 1 again." in told(admin.post(f"{URL}{row.pk}/clear/"))
     assert not ShareWeight.objects.exists()
     assert [audit_words(record) for record in AuditRecord.objects.all()] == [
         "Weight of bob: Share under load 3.0 → none",
         "Weight of bob: Share under load 2.0 → 3.0",
         "Weight of bob: Share under load none → 2.0",
     ]
-    assert "gone already" in admin.post(f"{URL}{row.pk}/clear/", follow=True).content.decode()
+    assert "gone already" in told(admin.post(f"{URL}{row.pk}/clear/"))
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "101", "nan", "inf", "many", ""])

@@ -29,20 +29,6 @@ def own_policy(_host_of_the_test_client: None) -> Iterator[None]:
     django_settings.ALLOWED_HOSTS = hosts
 
 
-@pytest.fixture
-def alice(db: None) -> User:
-    from tests.appliance.base import make_alice
-
-    return make_alice()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
-
-
 def callers(**changes: str) -> dict[str, str]:
     return {"allowed_hosts": "", "allowed_networks": "", "trusted_proxies": "", **changes}
 

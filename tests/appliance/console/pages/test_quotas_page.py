@@ -13,7 +13,6 @@ from appliance.quotas.models import LimitRule
 from appliance.quotas.services import quota_reserve
 from appliance.serving.gateway import gateway_install, gateway_remove
 from appliance.serving.types import Caller, GenerationRequest
-from tests.appliance.base import make_alice, make_bob
 from tests.appliance.fake_backend import FakeBackend, FakeStream
 from tests.appliance.limits import only_limit, tokens_a_day
 
@@ -22,22 +21,9 @@ pytestmark = pytest.mark.django_db
 PAGE = "/console/quotas/"
 
 
-@pytest.fixture
-def alice(db: None) -> User:
+@pytest.fixture(autouse=True)
+def _no_rules(db: None) -> None:
     LimitRule.objects.all().delete()
-    return make_alice()
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return make_bob()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
 
 
 def put(admin: Client, who: str, limit: str, value: str, wait_s: str = "") -> str:

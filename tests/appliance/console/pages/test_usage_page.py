@@ -17,26 +17,8 @@ from appliance.quotas.models import UsageRecord
 from appliance.quotas.rollup import usage_roll_up
 from appliance.quotas.usage import UsagePart, usage_parts
 from appliance.quotas.usage_csv import COLUMNS, usage_csv
-from tests.appliance.base import make_alice, make_bob
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def alice(db: None) -> User:
-    return make_alice()
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return make_bob()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from appliance.serving.gateway import gateway_install, gateway_remove
 from appliance.serving.model_jobs import ModelJobs
 from inference.errors import NotEnoughMemory
 from inference.model_store import ModelStore
-from tests.appliance.base import make_alice, make_bob
+from tests.appliance.base import make_bob
 from tests.appliance.serving.tiny_model import save_tiny_model
 from tests.inference.faults import Faults
 from tests.inference.helpers import make_request
@@ -29,18 +29,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = "/console/models/"
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def alice(db: None) -> User:
-    return make_alice()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
 
 
 @pytest.fixture

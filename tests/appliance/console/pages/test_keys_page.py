@@ -18,28 +18,10 @@ from appliance.console.models import AuditRecord
 from appliance.errors import BadRequest, Conflict, NotAuthenticated
 from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
-from tests.appliance.base import make_alice, make_bob
 
 pytestmark = pytest.mark.django_db
 
 PAGE = "/console/keys/"
-
-
-@pytest.fixture
-def alice(db: None) -> User:
-    return make_alice()
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return make_bob()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
 
 
 def shown(admin: Client, query: str = "") -> str:

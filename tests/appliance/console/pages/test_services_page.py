@@ -4,7 +4,6 @@ import re
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 
 from appliance.accounts.models import User
 from appliance.accounts.services import user_create
@@ -13,28 +12,16 @@ from appliance.api_keys.services import api_key_authenticate, api_key_issue
 from appliance.errors import NotAllowed, NotAuthenticated
 from appliance.quotas.models import LimitRule
 from appliance.quotas.rules import limit_rule_save, limits_of
-from tests.appliance.base import make_alice, make_bob
+from tests.appliance.console.page import sign_in
 
 pytestmark = pytest.mark.django_db
 
 PAGE = "/console/service-accounts/"
 
 
-@pytest.fixture
-def alice(db: None) -> User:
+@pytest.fixture(autouse=True)
+def _no_rules(db: None) -> None:
     LimitRule.objects.all().delete()
-    return make_alice()
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return make_bob()
-
-
-def signed_in(user: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(user)
-    return client
 
 
 def secret_in(html: str) -> str:
@@ -44,7 +31,7 @@ def secret_in(html: str) -> str:
 
 
 def test_an_admin_makes_one_with_a_key_and_another_secret(alice: User) -> None:
-    admin = signed_in(alice)
+    admin = sign_in(alice)
     html = admin.post(PAGE, {"username": "robot"}, follow=True).content.decode()
     assert "No keys yet" in html
     robot = User.objects.get(username="robot")
@@ -67,7 +54,7 @@ def test_an_admin_makes_one_with_a_key_and_another_secret(alice: User) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "alice", "ALICE"])
 def test_a_name_that_is_odd_or_taken_is_refused(alice: User, name: str) -> None:
-    answer = signed_in(alice).post(PAGE, {"username": name})
+    answer = sign_in(alice).post(PAGE, {"username": name})
     assert answer.status_code == 400
     assert "field-error" in answer.content.decode()
     assert User.objects.count() == 1
@@ -76,7 +63,7 @@ def test_a_name_that_is_odd_or_taken_is_refused(alice: User, name: str) -> None:
 def test_c04_members_see_none_of_it(alice: User, bob: User) -> None:
     robot = user_create("robot", is_service=True)
     key, secret = api_key_issue(robot, "nightly")
-    member = signed_in(bob)
+    member = sign_in(bob)
     for url in (PAGE, f"{PAGE}{robot.pk}/", f"/console/keys/{key.pk}/"):
         assert member.get(url).status_code == 403
         assert member.post(url, {"act": "rotate", "overlap": "0"}).status_code == 403
@@ -85,12 +72,12 @@ def test_c04_members_see_none_of_it(alice: User, bob: User) -> None:
     member.post(own, {"act": "rotate", "overlap": "0"})
     assert api_key_authenticate(f"Bearer {secret}", scope="chat")
     # A member is no service account, even for admins.
-    assert signed_in(alice).get(f"{PAGE}{bob.pk}/").status_code == 404
+    assert sign_in(alice).get(f"{PAGE}{bob.pk}/").status_code == 404
 
 
 def test_an_admin_restricts_a_members_key_but_gets_no_secret_of_it(alice: User, bob: User) -> None:
     key, secret = api_key_issue(bob, "report")
-    admin = signed_in(alice)
+    admin = sign_in(alice)
     url = f"/console/keys/{key.pk}/"
     assert "Make another secret" not in admin.get(url).content.decode()
     assert admin.post(url, {"act": "rotate", "overlap": "0"}).status_code == 403
@@ -102,7 +89,7 @@ def test_an_admin_restricts_a_members_key_but_gets_no_secret_of_it(alice: User, 
 
 def test_an_owner_limits_and_renews_the_own_key(bob: User, alice: User) -> None:
     key, old = api_key_issue(bob, "report")
-    member = signed_in(bob)
+    member = sign_in(bob)
     url = f"/account/keys/{key.pk}/"
     fields = {"models": "", "networks": "", "requests_per_minute": "1k", "tokens_per_day": "2M"}
     html = member.post(url, {"act": "limits", **fields}, follow=True).content.decode()
@@ -126,7 +113,7 @@ def test_an_owner_cannot_loosen_what_an_admin_set(bob: User, alice: User) -> Non
     url = f"/account/keys/{key.pk}/"
     fields = {"act": "limits", "models": "small", "networks": "", "requests_per_minute": "5"}
     for tokens in ("5M", "", "50"):
-        answer = signed_in(bob).post(url, {**fields, "tokens_per_day": tokens})
+        answer = sign_in(bob).post(url, {**fields, "tokens_per_day": tokens})
         assert answer.status_code == 400
         assert "An admin set this limit" in answer.content.decode()
     assert [limit.value for limit in limits_of(bob.pk, key.pk)] == [100]
@@ -148,7 +135,7 @@ def test_a_refusal_stands_at_its_field_and_keeps_what_was_typed(
 ) -> None:
     key, _ = api_key_issue(bob, "report")
     fields = {"act": "limits", "models": "", "networks": "", name: value}
-    answer = signed_in(bob).post(f"/account/keys/{key.pk}/", fields)
+    answer = sign_in(bob).post(f"/account/keys/{key.pk}/", fields)
     assert answer.status_code == 400
     html = answer.content.decode()
     assert "field-error" in html
@@ -159,7 +146,7 @@ def test_a_key_that_ended_is_shown_and_gets_no_secret(bob: User) -> None:
     key, _ = api_key_issue(bob, "report", expires_in=timedelta(days=1))
     ApiKey.objects.update(expires_at=key.created_at)
     url = f"/account/keys/{key.pk}/"
-    member = signed_in(bob)
+    member = sign_in(bob)
     assert "It opens nothing" in member.get(url).content.decode()
     answer = member.post(url, {"act": "rotate", "overlap": "1"})
     assert answer.status_code == 400

@@ -6,28 +6,10 @@ from django.test import Client
 from appliance.accounts.models import User
 from appliance.console.audit import ACTIONS, KINDS, audit_words
 from appliance.console.models import AuditRecord
-from tests.appliance.base import make_alice, make_bob
 
 pytestmark = pytest.mark.django_db
 
 PAGE = "/console/history/"
-
-
-@pytest.fixture
-def alice(db: None) -> User:
-    return make_alice()
-
-
-@pytest.fixture
-def bob(db: None) -> User:
-    return make_bob()
-
-
-@pytest.fixture
-def admin(alice: User) -> Client:
-    client = Client(headers={"host": "localhost"})
-    client.force_login(alice)
-    return client
 
 
 def test_what_is_done_to_members_is_on_record(admin: Client, bob: User) -> None:
