@@ -16,6 +16,7 @@ _USED = {
     "max_running_per_owner": "per_owner",
     "admission_headroom": "headroom",
 }
+_SHARE = "kv_memory_share"
 _FIELDS = {field.name: field for field in FIELDS}
 
 
@@ -24,10 +25,11 @@ def replay_rules(state: Mapping[str, Any], asked: Mapping[str, str]) -> Rules:
 
     Raises BadRequest for a name that no replay knows, or a value out of range.
     """
-    unknown = asked.keys() - _USED.keys()
+    known = (*_USED, _SHARE)
+    unknown = asked.keys() - set(known)
     if unknown:
         name = min(unknown)[:40]
-        raise BadRequest(f"{name} is not replayed; {', '.join(_USED)} are.", param=name)
+        raise BadRequest(f"{name} is not replayed; {', '.join(known)} are.", param=name)
     settings = {**(state.get("settings") or {}), "slots": state.get("slots")}
     kv = state.get("kv") or {}
     values: dict[str, Any] = {}
@@ -39,9 +41,19 @@ def replay_rules(state: Mapping[str, Any], asked: Mapping[str, str]) -> Rules:
             values[rule] = _number(_FIELDS[name], text)
     return Rules(
         **{**values, "slots": max(1, values["slots"])},
-        blocks=int(kv.get("blocks_total") or 0),
+        blocks=_blocks(kv, settings.get(_SHARE) or {}, asked.get(_SHARE)),
         block_size=int(kv.get("block_size") or 16),
     )
+
+
+def _blocks(kv: Mapping[str, Any], share: Mapping[str, Any], text: str | None) -> int:
+    """Of the pool; with another share of the memory it has as many more or fewer blocks."""
+    blocks, now = int(kv.get("blocks_total") or 0), share.get("effective")
+    if text is None or text == _FIELDS[_SHARE].word:
+        return blocks
+    wanted = _number(_FIELDS[_SHARE], text)
+    # A word instead of a number: this memory cannot be changed here.
+    return max(1, int(blocks * wanted / now)) if isinstance(now, float) and now else blocks
 
 
 def _number(field: Field, text: str) -> float:

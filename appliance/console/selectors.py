@@ -101,20 +101,8 @@ def boot_settings(state: Mapping[str, Any]) -> list[dict[str, str]]:
     kv, model = state.get("kv") or {}, state.get("model") or {}
     if not model or not kv.get("blocks_total"):
         return []
-    size = kv["blocks_total"] * kv["bytes_per_block"]
-    asked_mb = settings.APPLIANCE_KV_MEMORY_MB
     per_token = kv["bytes_per_block"] / kv["block_size"]
     return [
-        {
-            "label": "Memory for answers",
-            "help": "Room for the tokens of running answers and of the prefix cache. One token "
-            f"takes {per_token / 1024:,.1f} KiB with this model: keys and values of its key-value "
-            "heads only, in their number format.",
-            "now": f"{size / 2**30:.1f} GiB, {kv['blocks_total']:,} blocks of "
-            f"{kv['block_size']} tokens",
-            "why": "chosen from the machine's memory" if not asked_mb else f"{asked_mb:,} MiB set",
-            "name": "APPLIANCE_KV_MEMORY_MB",
-        },
         {
             "label": "Number format",
             "help": "Of the calculation and of the memory for answers. Half as wide holds twice as "
@@ -126,7 +114,9 @@ def boot_settings(state: Mapping[str, Any]) -> list[dict[str, str]]:
         {
             "label": "Number format of keys and values",
             "help": "Of what each token keeps in the memory for answers. In 8 bits (int8) nearly "
-            "twice as many tokens fit, and answers stray a little further from the model's.",
+            "twice as many tokens fit, and answers stray a little further from the model's. "
+            f"One token takes {per_token / 1024:,.1f} KiB now: keys and values of this model's "
+            "key-value heads only.",
             "now": str(model.get("kv_dtype", "")),
             "why": f"asked for: {settings.APPLIANCE_KV_DTYPE}",
             "name": "APPLIANCE_KV_DTYPE",

@@ -3,7 +3,7 @@ import { drawMemoryBars } from './memory-bars.js';
 import { touched } from './tuning-touches.js';
 import { bytes, count, make, many, percent, seconds, setText } from './words.js';
 
-const REPLAYED = ['slots', 'reserved_interactive_slots', 'max_model_len', 'max_running_per_owner', 'admission_headroom'];
+const REPLAYED = ['slots', 'reserved_interactive_slots', 'max_model_len', 'max_running_per_owner', 'admission_headroom', 'kv_memory_share'];
 const WAIT_MS = 200;
 const cell = (name, text) => setText(document.querySelector(`[data-cell="${name}"]`), text);
 
@@ -22,20 +22,23 @@ export class TuningPreview {
   }
 
   #memory(state, changes) {
-    const { kv, slots } = state, limit = state.settings?.max_model_len;
+    const { kv, slots } = state, limit = state.settings?.max_model_len, share = state.settings?.kv_memory_share?.effective;
     if (!kv?.block_size || !limit) return;
     // "auto" after a change is only known once the engine has chosen: until then as now.
     const number = (value, now) => (typeof value === 'number' ? value : now);
-    const now = { slots: slots.effective, context: limit.effective };
-    const after = { slots: number(changes.slots, now.slots), context: Math.min(number(changes.max_model_len, now.context), kv.blocks_total * kv.block_size) };
+    const now = { slots: slots.effective, context: limit.effective, total: kv.blocks_total };
+    // Another share of the memory holds as many more or fewer blocks.
+    const total = typeof share === 'number' && share ? Math.floor(kv.blocks_total * number(changes.kv_memory_share, share) / share) : kv.blocks_total;
+    const after = { slots: number(changes.slots, now.slots), context: Math.min(number(changes.max_model_len, now.context), total * kv.block_size), total };
     for (const [name, plan] of [['now', now], ['after', after]]) {
       plan.each = Math.ceil(plan.context / kv.block_size);
       plan.blocks = plan.slots * plan.each;
       cell(`slots-${name}`, name === 'after' && changes.slots === 'auto' ? 'auto' : count(plan.slots));
       cell(`context-${name}`, count(plan.context));
       cell(`blocks-${name}`, `${count(plan.blocks)} · ${bytes(plan.blocks * kv.bytes_per_block)}`);
-      cell(`share-${name}`, percent(plan.blocks, kv.blocks_total));
-      cell(`whole-${name}`, count(Math.floor(kv.blocks_total / plan.each)));
+      cell(`pool-${name}`, `${count(plan.total)} · ${bytes(plan.total * kv.bytes_per_block)}`);
+      cell(`share-${name}`, percent(plan.blocks, plan.total));
+      cell(`whole-${name}`, count(Math.floor(plan.total / plan.each)));
     }
     drawMemoryBars(kv, now, after);
   }

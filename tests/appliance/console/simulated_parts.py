@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "speculation": "auto",
     "max_running_per_owner": 0,
     "max_blocks_per_owner": 0,
+    "kv_memory_share": 0.4,
     "admission_headroom": 0.0,
     "aging_s": 20.0,
     "reserve_tokens": 0,

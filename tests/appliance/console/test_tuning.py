@@ -153,6 +153,9 @@ def test_what_is_not_asked_for_is_as_it_is_now() -> None:
     assert replay_rules(state, {"slots": "auto"}) == now
     asked = replay_rules(state, {"admission_headroom": "0.25", "max_running_per_owner": "3"})
     assert (asked.headroom, asked.per_owner, asked.slots) == (0.25, 3, 12)
+    # Half of the share is half of the blocks; "auto" is the pool as it is.
+    assert replay_rules(state, {"kv_memory_share": "0.2"}).blocks == 2048
+    assert replay_rules(state, {"kv_memory_share": "auto"}).blocks == 4096
 
 
 def at_once(*lengths: float, is_interactive: bool = True) -> list[Past]:
