@@ -75,6 +75,10 @@ class Picture:
             self.cells.observe(block_map, block_size, tick)
         self.cells.forget_before(tick - MAX_BEHIND)
 
+    def expect_own_change(self) -> None:
+        """Somebody's change is under way and will be announced by name."""
+        self._announced_at = self.now
+
     def announce(self, worded: Worded, at_unix: float) -> None:
         """Add a line about what an admin did; consoles get it with the next look."""
         self._announced_at = self.now

@@ -55,6 +55,8 @@ async def engine_change(
             raise Conflict(
                 "Somebody changed the settings meanwhile. Look at the new values and apply again."
             )
+        # A look in between may see the engine's own event first.
+        current_feed().picture.expect_own_change()
         state = await engine_tune(changes, by)
     detail = {
         "before": {name: _requested(before, name) for name in changes},

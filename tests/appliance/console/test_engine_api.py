@@ -9,6 +9,7 @@ from django.test import AsyncClient
 
 from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_issue
+from appliance.console import services
 from appliance.console.feed import ConsoleFeed
 from appliance.console.models import AuditRecord
 from appliance.serving.gateway import gateway_remove
@@ -108,6 +109,24 @@ async def test_a_change_holds_at_once_and_is_audited(
     assert record.detail == {"before": {"slots": 4}, "after": {"slots": 3}}
     await feed.look()
     assert "alice changed parallel slots: 4 → 3." in _event_texts(feed)
+
+
+async def test_a_change_is_told_once_also_when_the_engines_own_event_is_seen_first(
+    script: Caller, feed: ConsoleFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = services.engine_tune
+
+    async def tuned_and_seen(*given: Any) -> Any:
+        state = await real(*given)
+        await feed.look()
+        return state
+
+    monkeypatch.setattr(services, "engine_tune", tuned_and_seen)
+    await feed.look()
+    await script.patch({"slots": 3})
+    await feed.look()
+    told = [text for text in _event_texts(feed) if "slots" in text.lower()]
+    assert told == ["alice changed parallel slots: 4 → 3."]
 
 
 @pytest.mark.parametrize(

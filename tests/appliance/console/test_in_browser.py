@@ -248,6 +248,16 @@ def test_nothing_overflows_at_1000_pixels(page: Page) -> None:
     page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_tuning_fits_into_1000_pixels_with_large_numbers(page: Page, server: Server) -> None:
+    page.set_viewport_size({"width": 1000, "height": 900})
+    open_tuning(page, server)
+    page.fill("#set-slots", "4096")
+    expect(page.locator('[data-cell="slots-after"]')).to_have_text("4,096")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    panel = page.locator(".side-panel")
+    assert panel.evaluate("(panel) => panel.scrollWidth <= panel.clientWidth")
+
+
 # ---- tuning
 
 
