@@ -6,7 +6,7 @@ thread does for a token can be counted on any machine, however busy.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ class PacedRunner:
                 if part.samples
             }
         )
+
+    def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Holds nothing that could move."""
+
+    def resize_kv(self, num_blocks: int) -> None:
+        """Holds nothing."""
 
     def close(self) -> None:
         """Holds nothing."""
