@@ -213,7 +213,7 @@ def make_data_dir(data_dir: Path) -> None:
 
 Job = tuple[str, list[str]]
 # More than half of their time the web tests wait for a server, a browser or a database.
-JOBS_AT_ONCE = max(3, (os.cpu_count() or 2) // 2)
+JOBS_AT_ONCE = max(2, (os.cpu_count() or 2) // 2)
 
 
 def test(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from inference.kv_cache.manager import KVCacheManager
 from inference.kv_cache.resizing import FIXED, PoolMemory, PoolResizer
 from inference.outputs import ScheduledRequest, SchedulerOutput, Setting, StepOutput, TokenOutput
 from inference.request import FinishReason, Request, RequestClass, RequestStatus
-from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped
+from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped, over_cap
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
 from inference.scheduling.forks import HeldForks, may_share
@@ -142,8 +142,9 @@ class Scheduler:
         self.speculation.asked = settings.speculation
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
         self.resizer.ask(settings.kv_memory_share)
-        pool_tokens = self.resizer.target * self.kv.block_size
-        self.hard_max_len = min(self._model_max_len, pool_tokens)
+        # What one owner may hold bounds each request.
+        most = min(self.resizer.target, settings.max_blocks_per_owner or self.resizer.target)
+        self.hard_max_len = min(self._model_max_len, most * self.kv.block_size)
         self.context = effective_context(settings.max_model_len, self.hard_max_len)
         self.max_len = int(self.context.effective)
         self.kv.reserve_tokens = min(settings.reserve_tokens, self.hard_max_len)
@@ -295,8 +296,11 @@ class Scheduler:
                 if start + num_new > len(table) * self.kv.block_size:
                     # A part of a prompt chunk is better than a preemption.
                     num_new = min(num_new, self.kv.room_for(request.request_id) - start)
-                    if num_new < 1:
+                    wanted_tokens = start + max(1, num_new)
+                    victim = over_cap(run, wanted_tokens, self.running, self.kv, self.settings)
+                    if victim is None and num_new < 1:
                         victim = self.running.victim()
+                    if victim is not None:
                         self._preempt(victim, now_s)
                         parts.pop(victim.request.request_id, None)
                         continue
@@ -332,8 +336,7 @@ class Scheduler:
             request = self.waiting.peek(now_s, self.settings.aging_s, classes)
             if request is None:
                 break
-            is_new = request.status is RequestStatus.WAITING
-            if is_new and is_capped(request, self.running, self.kv, self.settings):
+            if is_capped(request, self.running, self.kv, self.settings):
                 self.waiting.park(request.owner)
                 continue
             run = self._start(request, copies, now_s)

@@ -24,6 +24,7 @@ _MARKS = {"llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 # A template walks through parameters one level a call.
 _MAX_DEPTH = 32
 _HELD_AT_END = re.compile(r"\s*(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?)?\Z")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _INSTRUCTIONS = (
     "You may call these functions to answer the user:\n<tools>\n{tools}\n</tools>\n"
     'To call one, write its name and arguments as JSON: <tool_call>{{"name": "...", '
@@ -252,11 +253,13 @@ class CallReader:
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """What can be shown now, and calls that are complete."""
         self._held += text
-        return self._feed_wrapped() if self._format == "hermes" else self._feed_bare()
+        return self._feed_wrapped(is_end=False) if self._format == "hermes" else self._feed_bare()
 
     def finish(self) -> tuple[str, list[ToolCall]]:
         """No more text comes."""
-        shown, calls = self.feed("")
+        shown, calls = (
+            self._feed_wrapped(is_end=True) if self._format == "hermes" else self._feed_bare()
+        )
         held, self._held = self._held, ""
         is_call = self._is_in_call if self._format == "hermes" else not self._is_plain
         found = self._calls(held) if is_call else None
@@ -267,13 +270,14 @@ class CallReader:
         # White space between or behind calls is no text.
         return shown + ("" if self.num_calls and not held.strip() else held), calls
 
-    def _feed_wrapped(self) -> tuple[str, list[ToolCall]]:
+    def _feed_wrapped(self, *, is_end: bool) -> tuple[str, list[ToolCall]]:
         shown, calls = "", []
         while True:
             if self._is_in_call:
-                body, closed, rest = self._held.partition(CLOSE)
-                if not closed:
+                at = _end_of_call(self._held, is_end=is_end)
+                if at < 0:
                     return shown, calls
+                body, rest = self._held[:at], self._held[at + len(CLOSE) :]
                 found = self._calls(body)
                 calls += found or []
                 shown += OPEN + body + CLOSE if found is None else ""
@@ -334,6 +338,15 @@ class CallReader:
 
     def _new_id(self) -> str:
         return secrets.token_hex(5)[:9] if self._format == "mistral" else _long_id()
+
+
+def _end_of_call(text: str, *, is_end: bool) -> int:
+    """Where the mark behind a call stands in `text`, -1 where it does not yet. An argument may hold
+    the same letters; only in JSON that is broken at the end of the answer they are taken as it."""
+    at = text.find(CLOSE)
+    while at >= 0 and '"' in _STRING.sub("", text[:at]):
+        at = text.find(CLOSE, at + 1)
+    return text.find(CLOSE) if at < 0 and is_end else at
 
 
 def arguments_json(arguments: Any, param: str) -> str:

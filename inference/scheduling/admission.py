@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from inference.kv_cache.manager import KVCacheManager
 from inference.request import Request
-from inference.scheduling.running import RunningRequests
+from inference.scheduling.running import RunningRequest, RunningRequests
 from inference.scheduling.settings import SchedulerSettings
 
 # Most blocks of growth that are kept free for each running request: two to this power.
@@ -36,6 +36,27 @@ def blocks_kept_free(
     growth = len(running) << min(request.num_preemptions, _MAX_GROWTH_DOUBLINGS)
     headroom = int(settings.admission_headroom * kv.pool.num_blocks)
     return promised + max(growth, headroom)
+
+
+def over_cap(
+    run: RunningRequest,
+    num_tokens: int,
+    running: RunningRequests,
+    kv: KVCacheManager,
+    settings: SchedulerSettings,
+) -> RunningRequest | None:
+    """Which of its owner's requests must make room before `run` may have `num_tokens` tokens: the
+    most recent of the lowest class, which may be itself; None within the cap, and for the owner's
+    only one, whose length the cap bounds when it is accepted. O(running) where a cap is set.
+    """
+    cap, owner = settings.max_blocks_per_owner, run.request.owner
+    if not cap or running.num_of(owner) < 2:
+        return None
+    own = [each for each in running if each.request.owner == owner]
+    needed = sum(
+        kv.blocks_for(num_tokens if each is run else each.request.num_tokens) for each in own
+    )
+    return max(own, key=RunningRequest.precedence) if needed > cap else None
 
 
 def is_capped(

@@ -131,6 +131,10 @@ class FairQueue:
         for account in self._accounts.values():
             account.weight = weights.get(account.owner, 1.0)
 
+    def is_parked(self, owner: str) -> bool:
+        account = self._accounts.get(owner)
+        return account is not None and account.is_parked
+
     def parked_owners(self) -> list[str]:
         return [account.owner for account in self._accounts.values() if account.is_parked]
 

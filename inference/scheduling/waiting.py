@@ -79,9 +79,9 @@ class WaitingRequests:
         """The request to start next among these classes."""
         for request_class in self._turns(now_s, aging_s, classes):
             self._trim(request_class)
-            preempted = self._preempted[request_class]
-            if preempted:
-                return preempted[0][2]
+            request = self._next_preempted(request_class)
+            if request is not None:
+                return request
             request = self.fair[request_class].peek(now_s, aging_s)
             if request is not None:
                 return request
@@ -146,6 +146,16 @@ class WaitingRequests:
         for fair in self.fair.values():
             for owner in fair.parked_owners():
                 fair.unpark(owner, now_s)
+
+    def _next_preempted(self, request_class: RequestClass) -> Request | None:
+        """The first whose owner is not at its cap. O(preempted) only while some owner is."""
+        heap, fair = self._preempted[request_class], self.fair[request_class]
+        if not heap or not fair.is_parked(heap[0][2].owner):
+            return heap[0][2] if heap else None
+        for _, _, request in sorted(heap):
+            if self._is_preempted(request) and not fair.is_parked(request.owner):
+                return request
+        return None
 
     def _turns(
         self, now_s: float, aging_s: float, classes: Collection[RequestClass]

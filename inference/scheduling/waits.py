@@ -6,7 +6,7 @@ thread, between steps.
 
 from collections.abc import Mapping, Sequence
 
-from inference.request import Request, RequestClass, RequestStatus
+from inference.request import Request, RequestClass
 from inference.scheduler import Scheduler
 from inference.scheduling.admission import is_capped
 
@@ -33,10 +33,9 @@ def waits(scheduler: Scheduler, requests: Sequence[Request]) -> list[Wait]:
 def _wait(scheduler: Scheduler, request: Request) -> Wait:
     running, settings, kv = scheduler.running, scheduler.settings, scheduler.kv
     needed = kv.blocks_for(request.num_tokens)
-    is_new = request.status is RequestStatus.WAITING
     if settings.policy == "static" and len(running):
         return {"why": BATCH, "needed": needed}
-    if is_new and is_capped(request, running, kv, settings):
+    if is_capped(request, running, kv, settings):
         return {"why": OWNER, "needed": needed}
     if len(running) >= scheduler.max_running:
         return {"why": SLOTS, "needed": needed}

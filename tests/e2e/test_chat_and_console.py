@@ -7,7 +7,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.e2e.server import Server
 
-LONG_QUESTION = "Count from one to three hundred in words, one number a line, and leave none out."
+LONG_QUESTION = "Write a long story about a fox who travels around the world, day by day."
 
 
 def ask(page: Page, text: str) -> None:
@@ -32,18 +32,32 @@ def wait_for_growth(page: Page, longer_than: int) -> int:
     return len(last_answer(page))
 
 
+def stop_while_it_grows(page: Page) -> None:
+    """Press Stop, from within the page, as soon as three lengths of the last answer were seen: by
+    the time a test hears of them a quick machine has written the whole answer."""
+    page.wait_for_function(
+        """() => {
+            const all = document.querySelectorAll('article.turn[data-role=assistant] [data-text]');
+            const length = all.length ? all[all.length - 1].textContent.trim().length : 0;
+            window.lengthsSeen ??= new Set();
+            if (length) window.lengthsSeen.add(length);
+            if (window.lengthsSeen.size < 3) return false;
+            document.querySelector('#composer #stop').click();
+            return true;
+        }"""
+    )
+
+
 def test_an_answer_grows_and_stop_frees_the_slot(server: Server, page: Page) -> None:
     page.goto(f"{server.url}/")
     ask(page, LONG_QUESTION)
-    first = wait_for_growth(page, 0)
-    assert wait_for_growth(page, first + 20) > first
-    page.get_by_role("button", name="Stop").click()
+    stop_while_it_grows(page)
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     page.wait_for_function(
         """async () => (await (await fetch('/api/engine')).json()).running === 0"""
     )
     kept = last_answer(page)
-    assert len(kept) > first
+    assert kept
     page.reload()
     expect(page.locator("article.turn")).to_have_count(2)
     assert last_answer(page).split()[:5] == kept.split()[:5]

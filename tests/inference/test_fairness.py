@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.request import RequestClass
+from inference.engine import Engine
+from inference.errors import PromptTooLong
+from inference.request import FinishReason, RequestClass
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairQueue
-from tests.inference.helpers import Harness, make_request
+from tests.inference.helpers import (
+    FakeRunner,
+    Harness,
+    expected_output,
+    fake_config,
+    make_request,
+)
 
 NO_AGING = 86_400.0
 
@@ -183,3 +191,62 @@ def test_accounts_of_owners_that_are_gone_are_dropped():
         queue.start(request, 1.0, float(n)).num_running -= 1
     assert len(queue._accounts) <= 4096
     assert queue.num_waiting == 0
+
+
+# ---- the cap of blocks holds while answers grow
+
+
+def held_by(harness, owner):
+    return sum(
+        harness.kv.num_blocks_of(run.request.request_id)
+        for run in harness.scheduler.running
+        if run.request.owner == owner
+    )
+
+
+def test_growing_answers_of_one_user_never_hold_more_blocks_than_the_cap():
+    harness = Harness(num_blocks=64, slots=6, max_blocks_per_owner=10)
+    own = [make_request(40, 60, owner="alice") for _ in range(3)]
+    other = make_request(40, 60, owner="bob")
+    harness.add(*own, other)
+    most = 0
+    while harness.scheduler.has_unfinished():
+        harness.step()
+        most = max(most, held_by(harness, "alice"))
+        assert harness.num_steps < 1000
+    assert 7 <= most <= 10
+    assert harness.num_preempted >= 1
+    assert own[0].num_preemptions == 0, "the most recent one makes room"
+    assert other.num_preemptions == 0, "nobody else does"
+    for request in (*own, other):
+        assert request.output_token_ids == expected_output(request.prompt_token_ids, 60)
+
+
+def test_a_user_at_the_cap_with_a_preempted_request_holds_up_nobody_else():
+    harness = Harness(num_blocks=64, slots=6, max_blocks_per_owner=8)
+    own = [make_request(40, 80, owner="alice") for _ in range(2)]
+    harness.add(*own)
+    while not harness.num_preempted:
+        harness.step()
+    late = make_request(20, 5, owner="bob")
+    harness.add(late)
+    harness.step()
+    assert late.request_id in harness.running_ids()
+    assert own[1].request_id not in harness.running_ids()
+    harness.run()
+    assert own[1].num_preemptions == 1, "it starts again when there is room, not before"
+
+
+def test_a_users_only_request_ends_at_the_cap_and_a_longer_prompt_is_refused_with_the_numbers():
+    harness = Harness(num_blocks=64, slots=4, max_blocks_per_owner=4)
+    answer = make_request(40, 300, owner="alice")
+    harness.add(answer)
+    harness.run()
+    assert (answer.finish_reason, answer.num_tokens) == (FinishReason.LENGTH, 64)
+    engine = Engine(fake_config(), FakeRunner())
+    engine.load()
+    engine.tune(max_blocks_per_owner=4)
+    engine.step()
+    with pytest.raises(PromptTooLong, match="100 tokens; at most 63"):
+        engine.add_request(make_request(100, 5))
+    engine.shutdown(0.0)

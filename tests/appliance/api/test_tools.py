@@ -74,6 +74,26 @@ def test_text_before_calls_is_shown_and_white_space_between_them_is_not(step: in
     assert len({call.id for call in calls}) == 2
 
 
+@pytest.mark.parametrize("step", [1, 4, 1000])
+@pytest.mark.parametrize(
+    "city", ["</tool_call>", 'a\\</tool_call>\\"', '"</tool_call>"', "<tool_call>"]
+)
+def test_an_argument_may_hold_the_mark_that_ends_a_call(city: str, step: int) -> None:
+    body = orjson.dumps({"name": "get_weather", "arguments": {"city": city}}).decode()
+    text = f"<tool_call>{body}</tool_call>{WRAPPED}"
+    shown, calls = read(CallReader(plan()), text, step)
+    assert shown == ""
+    assert [orjson.loads(call.arguments)["city"] for call in calls] == [city, "Zürich"]
+
+
+@pytest.mark.parametrize("step", [1, 4, 1000])
+def test_a_call_behind_one_with_an_open_string_is_read(step: int) -> None:
+    broken = '<tool_call>{"name": "get_weather, "arguments": {"city": "Oslo"}}</tool_call>'
+    shown, calls = read(CallReader(plan()), broken + WRAPPED, step)
+    assert shown == broken
+    assert [call.name for call in calls] == ["get_weather"]
+
+
 @pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize(
     ("tool_format", "text"),

@@ -188,13 +188,12 @@ async def test_a_wait_for_a_limit_is_told_with_its_place_and_can_be_stopped(tabs
     tab = await tabs.open(bob)
     await tab.ask("First")
     await holds(backend)
-    waits = await tab.ask("Second")
-    leaves = await tab.ask("Third")
-    places = {}
-    while len(places) < 2:
+    for ahead, text in enumerate(("Second", "Third")):
+        # One after the other: each is a task of its own, and the first to reach the queue is first.
+        asked = await tab.ask(text)
         queued = await tab.until("generation.queued")
-        places[queued["client_id"]] = queued["ahead"]
-    assert places == {waits: 0, leaves: 1}
+        assert (queued["client_id"], queued["ahead"]) == (asked, ahead)
+    leaves = asked
     await tab.send("generation.stop", conversation_id=None, client_id=leaves)
     assert (await tab.until("generation.error"))["client_id"] == leaves
     backend.release()

@@ -153,11 +153,13 @@ def test_head_room_is_drawn_as_free_blocks_that_are_kept(page: Page, server: Ser
 
 
 def test_a_waiting_request_says_why_it_waits(page: Page) -> None:
+    before = page.locator("#slots-effective").inner_text()
     page.fill("#slots-requested", "1")
     page.click("#slots-apply")
     waiting = page.locator("#requests tr", has_text="waits, no. 1").first
     expect(waiting).to_contain_text("the only slot is taken")
     page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#slots-effective")).to_have_text(before)
 
 
 def test_the_map_is_coloured_by_request_with_the_marks_in_the_table(page: Page) -> None:
