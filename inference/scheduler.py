@@ -137,12 +137,11 @@ class Scheduler:
         return request
 
     def apply(self, settings: SchedulerSettings, now_s: float) -> None:
-        """Take new settings over. Nothing that runs is touched."""
+        """Take new settings over; what one owner may hold bounds each new request."""
         self.settings = settings
         self.speculation.asked = settings.speculation
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
         self.resizer.ask(settings.kv_memory_share)
-        # What one owner may hold bounds each request.
         most = min(self.resizer.target, settings.max_blocks_per_owner or self.resizer.target)
         self.hard_max_len = min(self._model_max_len, most * self.kv.block_size)
         self.context = effective_context(settings.max_model_len, self.hard_max_len)

@@ -105,7 +105,7 @@ FIELDS = (
     ),
     Field(
         "max_blocks_per_owner",
-        "Most blocks of one user's running requests, counted when one starts. 0 sets no limit.",
+        "Most blocks of one user's running requests: at it the newest makes room. 0 sets none.",
         high=100_000_000,
         slider_high=4096,
     ),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.bench import paths, planning
+from inference.bench import interference, paths, planning
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speed.add_argument("--runs", type=int, default=3, help="every path so often, in turn")
     speed.add_argument("--child", help=argparse.SUPPRESS)
     commands.add_parser("planning", help="host cost of a step, block pool, memory waste")
+    disturbed = commands.add_parser(
+        "interference", help="what a long prompt does to answers being written"
+    )
+    disturbed.add_argument("--model", type=Path, required=True, help="model folder")
+    disturbed.add_argument("--streams", type=int, default=4)
+    disturbed.add_argument("--context", type=int, default=256, help="tokens before each answer")
+    disturbed.add_argument("--prompt", type=int, default=6000, help="tokens of the long prompt")
+    disturbed.add_argument("--runs", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.command == "planning":
         _planning()
+    elif options.command == "interference":
+        _interference(options)
     elif options.child:
         _write(json.dumps(_measure(options, options.child)))
     else:
@@ -100,6 +110,20 @@ def _planning() -> None:
         _write(f"{running:>8} {waiting:>8} {median:>12.3f} {most:>8.3f}")
     _write(f"block pool: {planning.pool_operations_per_s():,.0f} operations/s")
     _write(f"KV slots that hold a token: {planning.kv_fill():.1%}")
+    _write(machine())
+
+
+def _interference(options: argparse.Namespace) -> None:
+    _write(
+        f"{'answers':>7} {'prompt':>6} {'alone ms':>9} {'median ms':>9} {'p95 ms':>8} "
+        f"{'chunk ms':>8} {'p95/chunk':>9}"
+    )
+    for _ in range(options.runs):
+        run = interference.measure(options.model, options.streams, options.context, options.prompt)
+        _write(
+            f"{run.num_streams:>7} {run.prompt_tokens:>6} {run.undisturbed_ms:>9.1f} "
+            f"{run.median_ms:>9.1f} {run.p95_ms:>8.1f} {run.chunk_ms:>8.1f} {run.ratio:>9.2f}"
+        )
     _write(machine())
 
 

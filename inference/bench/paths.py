@@ -7,7 +7,7 @@ the scheduler and the sampler too.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from inference.engine import Engine
 from inference.outputs import Runner, RunnerInfo, SchedulerOutput, StepOutput
 from inference.request import Request
 from inference.sampling_params import SamplingParams
+from inference.streams import RequestStream
 
 # Steps left out at the start of a level: caches and clocks settle.
 _WARM_STEPS = 4
@@ -116,7 +117,10 @@ def _decode(
     """Steps in which exactly `batch` requests decode, at about `context` tokens each."""
     runner.steps.clear()
     prompt = max(1, context - num_tokens // 2)
-    _run(engine, [_request(engine, i, prompt, num_tokens + _WARM_STEPS) for i in range(batch)])
+    run_all(
+        engine.add_request(request_of(engine, i, prompt, num_tokens + _WARM_STEPS))
+        for i in range(batch)
+    )
     full = [
         (second.started_s - first.started_s) * 1e3
         for first, second in zip(runner.steps, runner.steps[1:], strict=False)
@@ -131,13 +135,14 @@ def _prefill(engine: Engine, runner: RecordingRunner, length: int, repeats: int 
     times = []
     for i in range(repeats):
         runner.steps.clear()
-        _run(engine, [_request(engine, i, length, 1)])
+        run_all([engine.add_request(request_of(engine, i, length, 1))])
         times.append((runner.steps[-1].ended_s - runner.steps[0].started_s) * 1e3)
     median = statistics.median(times)
     return Level("prefill", length, length, median, min(times), max(times), length / median * 1e3)
 
 
-def _request(engine: Engine, number: int, num_prompt_tokens: int, max_tokens: int) -> Request:
+def request_of(engine: Engine, number: int, num_prompt_tokens: int, max_tokens: int) -> Request:
+    """A greedy request of an owner of its own, with a prompt that no other number has."""
     vocab = engine.info.vocab_size
     ids = [100 + (number * 7919 + 31 * i) % (vocab - 200) for i in range(num_prompt_tokens)]
     return Request(
@@ -149,8 +154,8 @@ def _request(engine: Engine, number: int, num_prompt_tokens: int, max_tokens: in
     )
 
 
-def _run(engine: Engine, requests: Sequence[Request]) -> None:
-    streams = [engine.add_request(request) for request in requests]
-    for stream in streams:
+def run_all(streams: Iterable[RequestStream]) -> None:
+    """Read every stream to its end. All are queued before the first is read."""
+    for stream in list(streams):
         while stream.get(600) is not None:
             pass

@@ -196,7 +196,7 @@ def effective_context(requested: int | str, hard_max_len: int) -> Setting:
         return Setting(AUTO, hard_max_len, "as long as the model and the memory allow")
     assert isinstance(requested, int), f"max_model_len is {requested!r}"
     if requested > hard_max_len:
-        return Setting(requested, hard_max_len, "the model and the memory allow no more")
+        return Setting(requested, hard_max_len, "the model, the memory or a cap allows no more")
     return Setting(requested, requested)
 
 

@@ -129,7 +129,7 @@ def test_an_owner_at_its_cap_of_running_requests_waits_for_its_own():
 
 def test_an_owner_at_its_cap_of_blocks_waits_but_is_never_shut_out():
     harness = Harness(slots=4, max_blocks_per_owner=6)
-    large = make_request(150, 2, owner="script")
+    large = make_request(90, 2, owner="script")
     harness.add(large, make_request(40, 2, owner="script"), make_request(40, 2, owner="script"))
     harness.step()
     assert harness.running_ids() == [large.request_id]

@@ -120,7 +120,7 @@ def test_invariants_hold_and_every_request_ends_once_with_the_right_answer(ops):
         n = len(request.output_token_ids)
         assert request.output_token_ids == expected_output(request.prompt_token_ids, n)
         if request.finish_reason is FinishReason.LENGTH:
-            limit = harness.scheduler.max_len - request.num_prompt_tokens
+            limit = request.max_len - request.num_prompt_tokens
             assert n == min(request.params.max_tokens or limit, limit)
         else:
             assert request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)

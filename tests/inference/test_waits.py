@@ -114,7 +114,7 @@ def test_more_than_model_and_memory_allow_is_cut_with_the_reason() -> None:
     harness.tune(max_model_len=5000)
     context = harness.scheduler.context
     assert (context.requested, context.effective) == (5000, 1000)
-    assert context.reason == "the model and the memory allow no more"
+    assert context.reason == "the model, the memory or a cap allows no more"
 
 
 @pytest.mark.parametrize(
