@@ -49,6 +49,10 @@ class EngineConfig:
     num_threads: int | None = None
     # native lets the engine use the compiled CPU step where it can; torch forbids it.
     cpu_backend: str = "native"
+    # Kernels of the compiled step (`kernels.native.library.usable_kernels`); None takes the best.
+    cpu_kernels: str | None = None
+    # Whether the compiled step reads quantised groups where the folder has them, or bf16 alone.
+    use_groups: bool = True
 
     def validate(self) -> None:
         """Raises InvalidConfig with the setting, what it got and what is allowed."""

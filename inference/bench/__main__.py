@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.bench import interference, paths, planning
 
+_RATES = ("read_bytes_per_s", "flops_per_s")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     speed = commands.add_parser("paths", help="decode and prefill speed of forward paths")
     speed.add_argument("--model", type=Path, required=True, help="model folder")
-    speed.add_argument("--paths", default="native:bfloat16,torch:bfloat16", help="backend:dtype,…")
+    speed.add_argument(
+        "--paths",
+        default="native:bfloat16,torch:bfloat16",
+        help="backend:dtype[:word…],… where a word is a set of kernels, dense or int8",
+    )
     speed.add_argument("--batches", type=_numbers, default=[1, 4, 8, 16])
     speed.add_argument("--context", type=int, default=256)
     speed.add_argument("--prompts", type=_numbers, default=[128, 512, 2048])
@@ -59,11 +64,9 @@ def _write(line: str) -> None:
 
 
 def _measure(options: argparse.Namespace, path: str) -> dict[str, Any]:
-    backend, dtype = path.split(":")
     return paths.measure(
         options.model,
-        backend,
-        dtype,
+        path,
         batches=options.batches,
         context=options.context,
         prompts=options.prompts,
@@ -77,18 +80,29 @@ def _paths(options: argparse.Namespace) -> None:
     for _ in range(options.runs):
         for path in options.paths.split(","):
             runs.setdefault(path, []).append(_run_child(options, path))
-    _write(f"{'path':<26} {'kind':<8} {'size':>5} {'ms':>9} {'spread':>15} {'tokens/s':>9}")
+    _write(
+        f"{'path':<34} {'kind':<8} {'size':>5} {'ms':>9} {'spread':>15} {'tokens/s':>9} "
+        f"{'x floor':>8}"
+    )
     for results in runs.values():
         for levels in zip(*(result["levels"] for result in results), strict=True):
-            times = [level["step_ms"] for level in levels]
-            rate = statistics.median(level["tokens_per_s"] for level in levels)
-            _write(
-                f"{results[0]['backend'][:26]:<26} {levels[0]['kind']:<8} {levels[0]['size']:>5} "
-                f"{statistics.median(times):>9.2f} {f'{min(times):.2f}-{max(times):.2f}':>15} "
-                f"{rate:>9.0f}"
-            )
+            _write(_level_row(results[0]["backend"], levels))
+        rates = (statistics.median(r[name] for r in results) for name in _RATES)
+        _write("{:<34} reads {:.1f} GB/s, {:.0f} GFLOP/s".format("", *(x / 1e9 for x in rates)))
     _write(f"context {options.context}, {options.tokens} tokens an answer, {options.runs} runs")
     _write(machine())
+
+
+def _level_row(name: str, levels: Sequence[dict[str, Any]]) -> str:
+    times = [level["step_ms"] for level in levels]
+    rate = statistics.median(level["tokens_per_s"] for level in levels)
+    floors = [x["step_ms"] / x["floor_ms"] for x in levels if x["floor_ms"]]
+    above = f"{statistics.median(floors):>8.2f}" if floors else ""
+    return (
+        f"{name[:34]:<34} {levels[0]['kind']:<8} {levels[0]['size']:>5} "
+        f"{statistics.median(times):>9.2f} {f'{min(times):.2f}-{max(times):.2f}':>15} "
+        f"{rate:>9.0f} {above}"
+    )
 
 
 def _run_child(options: argparse.Namespace, path: str) -> dict[str, Any]:

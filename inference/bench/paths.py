@@ -1,6 +1,8 @@
 """Decode and prefill speed of one forward path, on the real engine. One process a path.
 
-A path is a backend and a dtype; each runs in a process of its own, since a process keeps the thread
+A path is written `backend:dtype` with further words behind: a set of kernels (`avx2`), `dense`
+(bf16 weights instead of quantised groups), `int8` (keys and values in 8 bits), as in
+`native:bfloat16:avx2:int8`. Each runs in a process of its own, since a process keeps the thread
 pool of whichever path ran first. Times are the engine thread's own, step by step, so that they hold
 the scheduler and the sampler too.
 """
@@ -10,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from inference.bench import floor
 from inference.config import EngineConfig
 from inference.engine import Engine
 from inference.outputs import Runner, RunnerInfo, SchedulerOutput, StepOutput
@@ -60,7 +64,7 @@ class RecordingRunner:
         self._runner.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Level:
     """Figures of one batch size (decode) or prompt length (prefill)."""
 
@@ -72,12 +76,38 @@ class Level:
     least_ms: float
     most_ms: float
     tokens_per_s: float
+    # Least time that the machine could take (`floor.py`); None for prefill.
+    floor_ms: float | None = None
+
+
+def config_of(path: str, model_dir: Path, max_num_seqs: int) -> EngineConfig:
+    """The engine of a path as it is written.
+
+    Raises:
+        ValueError: the path is not `backend:dtype` and known words.
+    """
+    backend, dtype, *words = path.split(":")
+    options: dict[str, Any] = {}
+    for word in words:
+        if word == "dense":
+            options["use_groups"] = False
+        elif word == "int8":
+            options["kv_dtype"] = "int8"
+        else:
+            options["cpu_kernels"] = word
+    return EngineConfig(
+        model_dir=model_dir,
+        cpu_backend=backend,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_cache=False,
+        **options,
+    )
 
 
 def measure(
     model_dir: Path,
-    backend: str,
-    dtype: str,
+    path: str,
     *,
     batches: Sequence[int],
     context: int,
@@ -87,26 +117,36 @@ def measure(
     """Load the model on this path and measure every level; JSON-able."""
     from inference.runner.model_runner import ModelRunner
 
-    config = EngineConfig(
-        model_dir=model_dir,
-        cpu_backend=backend,
-        dtype=dtype,
-        max_num_seqs=max(batches),
-        enable_prefix_cache=False,
-    )
+    config = config_of(path, model_dir, max(batches))
     runner = RecordingRunner(ModelRunner(config))
     engine = Engine(config, runner)
     engine.start()
     engine.wait_ready(600)
+    info = engine.info
+    if config.cpu_kernels and info.notice:
+        raise SystemExit(f"{path}: {info.notice}")
     try:
+        # A step with drafts holds more than one token a request.
+        engine.tune(speculation="off")
         levels = [_decode(engine, runner, batch, context, num_tokens) for batch in batches]
         levels += [_prefill(engine, runner, length) for length in prompts]
     finally:
         engine.shutdown(0)
-    info = engine.info
+    rates = floor.measure(info.dtype)
+    work = floor.step_work(
+        model_dir,
+        reads_groups=info.backend.startswith("native") and config.use_groups,
+        dtype=info.dtype,
+        kv_dtype=info.kv_dtype,
+    )
+    for level in levels:
+        if level.kind == "decode":
+            level.floor_ms = work.floor_ms(rates, level.size, context)
     return {
-        "path": f"{backend} {dtype}",
-        "backend": f"{info.backend}, {info.dtype}",
+        "path": path,
+        "backend": " ".join([info.backend, *path.split(":")[1:]]),
+        "read_bytes_per_s": rates.read_bytes_per_s,
+        "flops_per_s": rates.flops_per_s,
         "levels": [asdict(level) for level in levels],
     }
 

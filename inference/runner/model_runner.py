@@ -190,7 +190,13 @@ class ModelRunner:
             )
             try:
                 forward = make_native_forward(
-                    config, model_config, config.model_dir, storage, on_progress
+                    config,
+                    model_config,
+                    config.model_dir,
+                    storage,
+                    on_progress,
+                    kernels=config.cpu_kernels,
+                    use_groups=config.use_groups,
                 )
                 return forward, storage, notice
             except ForwardUnavailable as exc:

@@ -6,7 +6,8 @@ import pytest
 
 from inference.bench.__main__ import main
 from inference.bench.interference import summary
-from inference.bench.paths import Step
+from inference.bench.floor import Rates, step_work
+from inference.bench.paths import Step, config_of
 from tests.inference.tiny_models import save_tiny_model
 
 
@@ -33,6 +34,25 @@ def test_gaps_of_answers_are_told_apart_by_whether_a_prompt_is_computed_beside_t
     assert found.median_ms == pytest.approx(55)
     assert found.p95_ms == pytest.approx(70), "the nearest of few"
     assert found.ratio == pytest.approx(70 / 42)
+
+
+def test_a_step_is_never_faster_than_reading_and_multiplying_let_it(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    work = step_work(tmp_path, reads_groups=True, dtype="float32", kv_dtype="int8")
+    assert work.weight_bytes == work.flops_per_row * 2, "4 bytes and 2 operations a number"
+    reading, multiplying = Rates(1.0, 1e30), Rates(1e30, 1.0)
+    read_bytes = work.weight_bytes + 3 * 100 * work.kv_bytes_per_token
+    assert work.floor_ms(reading, 3, 100) == pytest.approx(read_bytes * 1e3)
+    assert work.floor_ms(multiplying, 3, 100) == pytest.approx(work.flops_per_row * 3e3)
+    (tmp_path / "quantized.safetensors").write_bytes(b"x" * 77)
+    packed = step_work(tmp_path, reads_groups=True, dtype="float32", kv_dtype="int8")
+    assert packed.weight_bytes == 77
+
+
+def test_a_path_names_kernels_weights_and_keys(tmp_path: Path) -> None:
+    config = config_of("native:bfloat16:avx2:dense:int8", tmp_path, 4)
+    assert (config.cpu_backend, config.dtype, config.cpu_kernels) == ("native", "bfloat16", "avx2")
+    assert (config.use_groups, config.kv_dtype) == (False, "int8")
 
 
 @pytest.mark.parametrize("command", ["interference", "paths"])
