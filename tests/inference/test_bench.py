@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from inference.bench.__main__ import main
-from inference.bench.interference import summary
 from inference.bench.floor import Rates, step_work
+from inference.bench.interference import summary
 from inference.bench.paths import Step, config_of
 from tests.inference.tiny_models import save_tiny_model
 
