@@ -50,7 +50,7 @@ from inference.queue_positions import QueuePositions
 from inference.reporter import Reporter
 from inference.request import FinishReason, Request
 from inference.scheduler import Scheduler
-from inference.scheduling.settings import SchedulerSettings, check_changes
+from inference.scheduling.settings import SchedulerSettings, check_changes, shown_value
 from inference.streams import RequestStream, StreamBook
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Engine:
     @property
     def max_len(self) -> int:
         """Most tokens that a prompt and its answer may have together. Raises as `info` does."""
-        return min(self.info.max_model_len, self._scheduler.max_len)
+        return min(self.info.max_model_len, self._scheduler.limits.max_len)
 
     @property
     def step_seconds(self) -> float:
@@ -167,7 +167,7 @@ class Engine:
         if request.arrival_s == 0.0:
             request.arrival_s = self._clock()
         try:
-            check_request(request, self.info, self._scheduler.max_len)
+            check_request(request, self.info, self._scheduler.limits.max_len)
             self._inbox.add(request, stream, self._settings, self._reporter.seconds_per_start)
         except RequestRejected as rejection:
             self._reporter.on_rejected(request, rejection)
@@ -331,7 +331,7 @@ class Engine:
                 self._settings = replace(self._settings, **changes)
                 self._scheduler.apply(self._settings, now_s)
                 self._publisher.expire()
-                shown = {name: str(value) for name, value in changes.items()}
+                shown = {name: shown_value(value) for name, value in changes.items()}
                 self._reporter.events.add("tuned", None, **shown)
             case Drain(why):
                 for request in self._scheduler.unfinished():

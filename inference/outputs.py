@@ -220,12 +220,15 @@ TextEvent = QueueUpdate | PromptProgress | TextDelta | GenerationFinished
 # ---- engine -> observers
 
 
+SettingValue = int | float | str | bool | Mapping[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A live setting: what was asked, what holds now, and why they differ ("" when they do not)."""
 
-    requested: int | float | str | bool
-    effective: int | float | str | bool
+    requested: SettingValue
+    effective: SettingValue
     reason: str = ""
 
 

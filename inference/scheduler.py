@@ -12,12 +12,14 @@ from collections.abc import Collection
 
 from inference.kv_cache.manager import KVCacheManager
 from inference.kv_cache.resizing import FIXED, PoolMemory, PoolResizer
-from inference.outputs import ScheduledRequest, SchedulerOutput, Setting, StepOutput, TokenOutput
+from inference.outputs import ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 from inference.request import FinishReason, Request, RequestClass, RequestStatus
 from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped, over_cap
+from inference.scheduling.class_turns import CLASS_ORDER
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
 from inference.scheduling.forks import HeldForks, may_share
+from inference.scheduling.limits import Limits
 from inference.scheduling.prompt_shares import DecodeTurns, prompt_shares
 from inference.scheduling.running import (
     Preemption,
@@ -25,15 +27,9 @@ from inference.scheduling.running import (
     RunningRequests,
     SchedulerNews,
 )
-from inference.scheduling.settings import (
-    RecentLengths,
-    SchedulerSettings,
-    effective_context,
-    effective_reserved,
-    effective_slots,
-)
+from inference.scheduling.settings import SchedulerSettings
 from inference.scheduling.speculation import Speculation, taken_tokens
-from inference.scheduling.waiting import CLASS_ORDER, WaitingRequests
+from inference.scheduling.waiting import WaitingRequests
 
 _POOL_SHRANK = "The server's memory was made smaller than this prompt. Send a shorter one."
 _INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
@@ -41,10 +37,6 @@ _INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
 
 class Scheduler:
     """`add`, `finish` and `apply` between steps; `schedule`, then `update_from_output`, a step."""
-
-    slots: Setting
-    reserved: Setting
-    context: Setting
 
     def __init__(
         self,
@@ -58,11 +50,10 @@ class Scheduler:
         """`max_len` bounds prompt plus output of one request; pool and setting may do further."""
         self.settings = settings
         self.kv = kv
-        self.hard_max_len = self._model_max_len = max_len
+        self.limits = Limits(max_len, kv.block_size)
         self.resizer = PoolResizer(kv, memory)
         self.waiting = WaitingRequests()
         self.running = RunningRequests()
-        self.lengths = RecentLengths()
         self.speculation = Speculation()
         # Id of the newest step that was planned; 0 before the first.
         self.step_id = 0
@@ -90,7 +81,7 @@ class Scheduler:
     def add(self, request: Request, now_s: float) -> None:
         """Queue a request; its prompt left room for at least one token when it was checked."""
         # The limit may have been lowered since it was checked; it holds for the whole request.
-        request.max_len = max(self.max_len, request.num_prompt_tokens + 1)
+        request.max_len = max(self.limits.max_len, request.num_prompt_tokens + 1)
         parent = None if request.fork_of is None else self.get(request.fork_of)
         if parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens:
             self._held.hold(request)
@@ -130,8 +121,8 @@ class Scheduler:
         self.speculation.forget(request_id)
         if self._admissions.pop(request_id, None) is not None:
             self._finished_ids.append(request_id)
-            self.lengths.add(request.num_tokens - request.num_cached_tokens)
-            self.refresh_slots()
+            self.limits.lengths.add(request.num_tokens - request.num_cached_tokens)
+            self.limits.refresh_slots(self.settings, num_blocks=self.kv.pool.num_blocks)
         self._release_held(request_id, now_s)
         self._news.ended.append(request)
         return request
@@ -142,31 +133,12 @@ class Scheduler:
         self.speculation.asked = settings.speculation
         self.kv.set_prefix_cache(settings.enable_prefix_cache)
         self.resizer.ask(settings.kv_memory_share)
-        most = min(self.resizer.target, settings.max_blocks_per_owner or self.resizer.target)
-        self.hard_max_len = min(self._model_max_len, most * self.kv.block_size)
-        self.context = effective_context(settings.max_model_len, self.hard_max_len)
-        self.max_len = int(self.context.effective)
-        self.kv.reserve_tokens = min(settings.reserve_tokens, self.hard_max_len)
+        pool = self.kv.pool
+        self.limits.apply(settings, num_blocks=pool.num_blocks, target_blocks=self.resizer.target)
+        self.kv.reserve_tokens = min(settings.reserve_tokens, self.limits.hard_max_len)
         self.shortage = None
-        for fair in self.waiting.fair.values():
-            fair.set_weights(dict(settings.owner_weights))
+        self.waiting.set_weights(settings.owner_weights, settings.weights_of_classes)
         self.waiting.unpark_all(now_s)
-        self.refresh_slots()
-
-    def refresh_slots(self) -> None:
-        """Work the effective slots out again from the lengths seen."""
-        self.slots = effective_slots(
-            self.settings.slots,
-            pool_tokens=self.kv.pool.num_blocks * self.kv.block_size,
-            max_len=self.max_len,
-            budget=self.settings.max_num_batched_tokens,
-            p95=self.lengths.p95(),
-        )
-        self.max_running = int(self.slots.effective)
-        self.reserved = effective_reserved(
-            self.settings.reserved_interactive_slots, self.max_running
-        )
-        self.max_not_interactive = self.max_running - int(self.reserved.effective)
 
     def take_news(self) -> SchedulerNews:
         news, self._news = self._news, SchedulerNews()
@@ -329,8 +301,8 @@ class Scheduler:
     def _admit(self, copies: list[tuple[int, int]], now_s: float) -> list[RunningRequest]:
         """Start waiting requests while slots and memory last; adds block copies to make."""
         admitted: list[RunningRequest] = []
-        while len(self.running) < self.max_running:
-            is_open = self.running.num_not_interactive < self.max_not_interactive
+        while len(self.running) < self.limits.max_running:
+            is_open = self.running.num_not_interactive < self.limits.max_not_interactive
             classes = CLASS_ORDER if is_open else _INTERACTIVE_ONLY
             request = self.waiting.peek(now_s, self.settings.aging_s, classes)
             if request is None:

@@ -6,6 +6,7 @@ from inference.metrics import Metrics
 from inference.outputs import BlockMap, EngineStats, KVStats, RequestInfo, Setting
 from inference.request import Request, RequestStatus
 from inference.scheduler import Scheduler
+from inference.scheduling.limits import effective_class_weights
 from inference.scheduling.running import RunningRequest
 from inference.scheduling.waits import Wait, waits
 
@@ -61,7 +62,7 @@ def engine_stats(
         error=error,
         step_id=scheduler.step_id,
         last_step_s=last_step_s,
-        slots=scheduler.slots,
+        slots=scheduler.limits.slots,
         settings=_settings(scheduler),
         num_running=len(scheduler.running),
         num_waiting=scheduler.num_waiting,
@@ -97,11 +98,12 @@ def _settings(scheduler: Scheduler) -> Mapping[str, Setting]:
         reason = "no request can be longer"
         shown["reserve_tokens"] = Setting(asked.reserve_tokens, scheduler.kv.reserve_tokens, reason)
     return {
-        "slots": scheduler.slots,
-        "max_model_len": scheduler.context,
+        "slots": scheduler.limits.slots,
+        "max_model_len": scheduler.limits.context,
         "speculation": scheduler.speculation.setting,
         "kv_memory_share": scheduler.resizer.setting(),
-        "reserved_interactive_slots": scheduler.reserved,
+        "reserved_interactive_slots": scheduler.limits.reserved,
+        "class_weights": effective_class_weights(asked.class_weights),
         **shown,
     }
 

@@ -151,6 +151,7 @@ SETTING_WORDS = {
     "aging_s": "Longest wait before going first",
     "reserve_tokens": "Whole reservations",
     "owner_weights": "User weights",
+    "class_weights": "Shares of kinds of requests",
 }
 _WRITERS = {
     "preempted": _preempted,
@@ -181,4 +182,6 @@ def _sentence(text: Any) -> str:
 def value_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_words(each)}" for name, each in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -23,10 +23,20 @@ _MANY_ACCOUNTS = 4096
 
 
 @dataclass(eq=False, slots=True)
+class ClassShare:
+    """The service that a class got, divided by its weight."""
+
+    weight: float = 1.0
+    counter: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
 class Account:
     """One owner's service within a class."""
 
     owner: str
+    # Charged along with it.
+    share: ClassShare
     weight: float = 1.0
     counter: float = 0.0
     num_running: int = 0
@@ -41,12 +51,14 @@ class Account:
 
     def charge(self, cost: float) -> None:
         self.counter += cost / self.weight
+        self.share.counter += cost / self.share.weight
 
 
 class FairQueue:
     """O(log owners) a call, whatever the number of waiting requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: ClassShare) -> None:
+        self._share = share
         self._accounts: dict[str, Account] = {}
         # (counter, tie-break, owner). Counters only grow, so an entry's counter may be stale but
         # never too high; `_least` refreshes entries as they come up.
@@ -65,7 +77,7 @@ class FairQueue:
         if found is None:
             if len(self._accounts) >= self._prune_at:
                 self._prune()
-            found = Account(owner, self._weights.get(owner, 1.0))
+            found = Account(owner, self._share, self._weights.get(owner, 1.0))
             self._accounts[owner] = found
         return found
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from inference.request import Request, RequestClass, RequestStatus
+from inference.scheduling.class_turns import CLASS_RANK
 from inference.scheduling.fair_queue import Account
 from inference.scheduling.finish import FinishRules
-from inference.scheduling.waiting import CLASS_RANK
 
 
 @dataclass(eq=False, slots=True)

@@ -1,29 +1,23 @@
-"""Settings of the scheduler that change while it runs, and what holds of what was asked. No torch.
+"""Settings of the scheduler that change while it runs, as asked for. No torch.
 
 Checked on the caller's thread, applied by the engine thread between two steps.
 """
 
-import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from inference.config import EngineConfig, InvalidConfig
-from inference.outputs import Setting
+from inference.request import RequestClass
 
 POLICIES = ("continuous", "static")
 SPECULATION = ("off", "on", "auto")
 AUTO = "auto"
+STRICT = "strict"
+CLASSES = tuple(each.value for each in RequestClass)
 MAX_SLOTS = 4096
 # A shorter context holds no question.
 MIN_CONTEXT = 64
-# What "auto" goes up to, and the length it assumes before it has seen any request.
-MAX_AUTO_SLOTS = 256
-ASSUMED_TOKENS = 1024
-# Finished requests behind the length that is planned for, and how many are needed to trust it.
-_RECENT = 200
-_ENOUGH = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +52,13 @@ class SchedulerSettings:
     reserve_tokens: int = 0
     # Owners not named weigh 1; weight 2 gets twice the service under load.
     owner_weights: Mapping[str, float] = field(default_factory=dict)
+    # Class -> share of service while several wait, or "strict": interactive, api, background.
+    class_weights: Mapping[str, float] | str = STRICT
+
+    @property
+    def weights_of_classes(self) -> Mapping[str, float] | None:
+        """None for strict order."""
+        return None if isinstance(self.class_weights, str) else self.class_weights
 
     @classmethod
     def from_config(cls, config: EngineConfig, default_budget: int) -> "SchedulerSettings":
@@ -80,6 +81,13 @@ def check_changes(changes: Mapping[str, Any]) -> None:
             allowed = ", ".join(_CHECKS)
             raise InvalidConfig(f"{name} is no live setting; there are {allowed}.")
         check(name, value)
+
+
+def shown_value(value: object) -> str:
+    """A setting's value as events tell it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {weight:g}" for name, weight in value.items())
+    return str(value)
 
 
 def _whole(low: int, high: int, *words: str) -> Callable[[str, object], None]:
@@ -129,6 +137,19 @@ def _weights(name: str, value: object) -> None:
         check(f"{name}[{owner}]", weight)
 
 
+def _class_weights(name: str, value: object) -> None:
+    if isinstance(value, str) and value == STRICT:
+        return
+    listed = ", ".join(CLASSES)
+    if not isinstance(value, Mapping) or not value:
+        allowed = f'"{STRICT}", or weights of {listed},'
+        raise InvalidConfig(f"{name} is {value!r}; {allowed} is allowed.")
+    for each in value:
+        if each not in CLASSES:
+            raise InvalidConfig(f"{name} names the class {each!r}; there are {listed}.")
+    _weights(name, value)
+
+
 _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "slots": _whole(1, MAX_SLOTS, AUTO),
     "max_num_batched_tokens": _whole(1, 65_536),
@@ -146,62 +167,5 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
     "aging_s": _real(0.1, 86_400.0),
     "reserve_tokens": _whole(0, 10_000_000),
     "owner_weights": _weights,
+    "class_weights": _class_weights,
 }
-
-
-class RecentLengths:
-    """KV tokens that recently finished requests took of their own; what slots are planned for."""
-
-    def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=_RECENT)
-
-    def add(self, num_tokens: int) -> None:
-        self._lengths.append(num_tokens)
-
-    def p95(self) -> int | None:
-        """The length that 95 of 100 stay under; None while too few have been seen."""
-        if len(self._lengths) < _ENOUGH:
-            return None
-        ordered = sorted(self._lengths)
-        return ordered[math.ceil(0.95 * len(ordered)) - 1]
-
-
-def effective_slots(
-    requested: int | str, *, pool_tokens: int, max_len: int, budget: int, p95: int | None
-) -> Setting:
-    """How many requests may run at once, and why that is not what was asked.
-
-    More slots than the pool holds requests of the length seen would only start requests that are
-    preempted soon after; more than the token budget could not all get a token in a step.
-    """
-    length = min(p95 or ASSUMED_TOKENS, max_len)
-    fitting = max(1, pool_tokens // max(1, length))
-    seen = "the length that 95 of 100 stay under" if p95 else "the length assumed at first"
-    memory = f"the memory holds {fitting:,} requests of {length:,} tokens, {seen}"
-    if requested == AUTO:
-        slots = min(fitting, MAX_AUTO_SLOTS, max(1, budget // 2))
-        reason = memory if slots == fitting else "enough for this machine's steps"
-        return Setting(AUTO, slots, reason)
-    assert isinstance(requested, int), f"slots is {requested!r}"
-    if p95 and fitting < min(requested, budget):
-        return Setting(requested, fitting, memory)
-    if budget < requested:
-        return Setting(requested, budget, f"a step computes {budget:,} tokens, one a request")
-    return Setting(requested, requested)
-
-
-def effective_context(requested: int | str, hard_max_len: int) -> Setting:
-    """Most tokens of one request; requests that were accepted before a change keep theirs."""
-    if requested == AUTO:
-        return Setting(AUTO, hard_max_len, "as long as the model and the memory allow")
-    assert isinstance(requested, int), f"max_model_len is {requested!r}"
-    if requested > hard_max_len:
-        return Setting(requested, hard_max_len, "the model, the memory or a cap allows no more")
-    return Setting(requested, requested)
-
-
-def effective_reserved(requested: int, slots: int) -> Setting:
-    """One slot is always left for the other classes, so that their requests do not hang."""
-    if requested < slots:
-        return Setting(requested, requested)
-    return Setting(requested, slots - 1, "one slot is left for requests that are not interactive")

@@ -1,33 +1,28 @@
 """Everything that waits: three classes, preempted requests, deadlines. No torch.
 
-Order: interactive, api, background; within a class preempted requests first (in the order they were
-first admitted), then the fair queue. A class that waited `aging_s` without one of its requests
-being started gets the next turn, so a steady stream of chats cannot shut out a script for ever.
-Owner: the engine thread.
+Which class goes next: `class_turns.py`. Within a class preempted requests first (in the order they
+were first admitted), then the fair queue. Owner: the engine thread.
 """
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from itertools import count
 
 from inference.request import Request, RequestClass, RequestStatus
+from inference.scheduling.class_turns import CLASS_ORDER, ClassTurns, merged
 from inference.scheduling.fair_queue import Account, FairQueue
-
-CLASS_ORDER = (RequestClass.INTERACTIVE, RequestClass.API, RequestClass.BACKGROUND)
-CLASS_RANK = {request_class: rank for rank, request_class in enumerate(CLASS_ORDER)}
 
 
 class WaitingRequests:
     """Adding, taking and finding the next request cost O(log owners)."""
 
     def __init__(self) -> None:
-        self.fair = {request_class: FairQueue() for request_class in CLASS_ORDER}
+        self.turns = ClassTurns()
+        self.fair = {each: FairQueue(self.turns.shares[each]) for each in CLASS_ORDER}
         # (admission number, tie-break, request), lowest first.
         self._preempted: dict[RequestClass, list[tuple[int, int, Request]]] = {
             request_class: [] for request_class in CLASS_ORDER
         }
-        # Since when each class waits for a turn; only while it has something waiting.
-        self._turn_since_s: dict[RequestClass, float] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._requests: dict[str, Request] = {}
         self._sequence = count()
@@ -43,7 +38,7 @@ class WaitingRequests:
 
     def add(self, request: Request, now_s: float) -> None:
         self._requests[request.request_id] = request
-        self._turn_since_s.setdefault(request.request_class, now_s)
+        self.turns.enter(request.request_class, now_s)
         self.fair[request.request_class].push(request, now_s)
         if request.queue_deadline_s is not None:
             entry = (request.queue_deadline_s, next(self._sequence), request)
@@ -56,7 +51,7 @@ class WaitingRequests:
     def put_back(self, request: Request, admission: int, now_s: float) -> None:
         """A preempted request, ahead of all of its class that did not start yet."""
         self._requests[request.request_id] = request
-        self._turn_since_s.setdefault(request.request_class, now_s)
+        self.turns.enter(request.request_class, now_s)
         entry = (admission, next(self._sequence), request)
         heapq.heappush(self._preempted[request.request_class], entry)
 
@@ -70,21 +65,21 @@ class WaitingRequests:
             # A preempted one: its heap entry is dropped when it comes up.
             self._trim(request_class)
         if not self._has_waiting(request_class):
-            self._turn_since_s.pop(request_class, None)
+            self.turns.leave(request_class)
         return request
 
     def peek(
         self, now_s: float, aging_s: float, classes: Collection[RequestClass] = CLASS_ORDER
     ) -> Request | None:
         """The request to start next among these classes."""
-        for request_class in self._turns(now_s, aging_s, classes):
-            self._trim(request_class)
-            request = self._next_preempted(request_class)
+        passed: list[RequestClass] = []
+        for request_class in self.turns.order(now_s, aging_s):
+            is_open = request_class in classes
+            request = self._head(request_class, now_s, aging_s) if is_open else None
             if request is not None:
+                self.turns.pass_over(passed)
                 return request
-            request = self.fair[request_class].peek(now_s, aging_s)
-            if request is not None:
-                return request
+            passed.append(request_class)
         return None
 
     def start(self, request: Request, cost: float, now_s: float) -> Account:
@@ -98,10 +93,7 @@ class WaitingRequests:
             account = fair.start(request, cost, now_s)
         del self._requests[request.request_id]
         self._trim(request_class)
-        if self._has_waiting(request_class):
-            self._turn_since_s[request_class] = now_s
-        else:
-            self._turn_since_s.pop(request_class, None)
+        self.turns.take(request_class, now_s, goes_on=self._has_waiting(request_class))
         return account
 
     def expired(self, now_s: float) -> list[Request]:
@@ -120,16 +112,25 @@ class WaitingRequests:
 
     def order(self, limit: int) -> list[Request]:
         """The next `limit` requests as they would start, aging aside. Not for planning."""
-        ordered: list[Request] = []
+        lines: dict[RequestClass, list[Request]] = {}
+        num_left = limit
         for request_class in CLASS_ORDER:
-            ordered += [
-                request
-                for _, _, request in sorted(self._preempted[request_class])
-                if self._is_preempted(request)
-            ]
-            if len(ordered) < limit:
-                ordered += self.fair[request_class].order(limit - len(ordered))
-        return ordered[:limit]
+            preempted = sorted(self._preempted[request_class])
+            line = [request for _, _, request in preempted if self._is_preempted(request)]
+            if len(line) < num_left:
+                line += self.fair[request_class].order(num_left - len(line))
+            lines[request_class] = line
+            if self.turns.is_strict:
+                num_left = max(0, num_left - len(line))
+        return merged(lines, self.turns, limit)
+
+    def set_weights(
+        self, owner_weights: Mapping[str, float], class_weights: Mapping[str, float] | None
+    ) -> None:
+        """Shares of service of owners within a class, and of classes; None is strict order."""
+        for fair in self.fair.values():
+            fair.set_weights(dict(owner_weights))
+        self.turns.set_weights(class_weights)
 
     def all(self) -> list[Request]:
         return list(self._requests.values())
@@ -147,6 +148,11 @@ class WaitingRequests:
             for owner in fair.parked_owners():
                 fair.unpark(owner, now_s)
 
+    def _head(self, request_class: RequestClass, now_s: float, aging_s: float) -> Request | None:
+        """Its next request that may start."""
+        self._trim(request_class)
+        return self._next_preempted(request_class) or self.fair[request_class].peek(now_s, aging_s)
+
     def _next_preempted(self, request_class: RequestClass) -> Request | None:
         """The first whose owner is not at its cap. O(preempted) only while some owner is."""
         heap, fair = self._preempted[request_class], self.fair[request_class]
@@ -156,14 +162,6 @@ class WaitingRequests:
             if self._is_preempted(request) and not fair.is_parked(request.owner):
                 return request
         return None
-
-    def _turns(
-        self, now_s: float, aging_s: float, classes: Collection[RequestClass]
-    ) -> Iterable[RequestClass]:
-        waiting = [each for each in CLASS_ORDER if each in classes and each in self._turn_since_s]
-        aged = [each for each in waiting if now_s - self._turn_since_s[each] >= aging_s]
-        aged.sort(key=self._turn_since_s.__getitem__)
-        return aged + [each for each in waiting if each not in aged]
 
     def _has_waiting(self, request_class: RequestClass) -> bool:
         return bool(self._preempted[request_class]) or self.fair[request_class].num_waiting > 0

@@ -37,10 +37,10 @@ def _wait(scheduler: Scheduler, request: Request) -> Wait:
         return {"why": BATCH, "needed": needed}
     if is_capped(request, running, kv, settings):
         return {"why": OWNER, "needed": needed}
-    if len(running) >= scheduler.max_running:
+    if len(running) >= scheduler.limits.max_running:
         return {"why": SLOTS, "needed": needed}
     is_script = request.request_class is not RequestClass.INTERACTIVE
-    if is_script and running.num_not_interactive >= scheduler.max_not_interactive:
+    if is_script and running.num_not_interactive >= scheduler.limits.max_not_interactive:
         return {"why": RESERVED, "needed": needed}
     short = scheduler.shortage
     if short is not None and short.request is request:

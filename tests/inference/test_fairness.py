@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from inference.engine import Engine
 from inference.errors import PromptTooLong
 from inference.request import FinishReason, RequestClass
-from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, FairQueue
+from inference.scheduling.fair_queue import (
+    OUTPUT_TOKEN_COST,
+    PROMPT_TOKEN_COST,
+    ClassShare,
+    FairQueue,
+)
 from tests.inference.helpers import (
     FakeRunner,
     Harness,
@@ -184,7 +189,7 @@ def test_the_order_that_is_told_is_the_order_of_the_starts():
 
 
 def test_accounts_of_owners_that_are_gone_are_dropped():
-    queue = FairQueue()
+    queue = FairQueue(ClassShare())
     for n in range(9_000):
         request = make_request(1, 1, owner=f"owner{n}")
         queue.push(request, float(n))

@@ -80,7 +80,7 @@ def test_the_pool_is_not_made_smaller_than_an_accepted_request_may_become():
     harness.add(long)
     harness.step()
     harness.tune(kv_memory_share=share(16))
-    assert harness.scheduler.max_len == 256, "new requests are held to the new size at once"
+    assert harness.scheduler.limits.max_len == 256, "new requests are held to the new size at once"
     harness.step()
     assert harness.kv.pool.limit == 50
     assert "may need more" in harness.scheduler.resizer.setting().reason
@@ -100,7 +100,7 @@ def test_a_pool_that_becomes_larger_gives_the_new_blocks_out():
     harness.step()
     assert harness.kv.pool.num_blocks == 30
     assert len(harness.scheduler.running) == 2
-    assert harness.scheduler.max_len == 30 * 16
+    assert harness.scheduler.limits.max_len == 30 * 16
     all_right(harness, requests)
 
 

@@ -188,8 +188,8 @@ def test_reserving_every_slot_still_leaves_one_for_the_others():
     harness = Harness(slots=2, reserved_interactive_slots=2)
     harness.add(make_request(4, 2))
     harness.run()
-    assert harness.scheduler.reserved.effective == 1
-    assert harness.scheduler.reserved.reason
+    assert harness.scheduler.limits.reserved.effective == 1
+    assert harness.scheduler.limits.reserved.reason
 
 
 def test_a_background_request_gets_a_turn_in_a_steady_stream_of_chats():
@@ -352,16 +352,16 @@ def test_slots_beyond_what_the_memory_holds_are_cut_with_a_reason():
     for _ in range(20):
         harness.add(make_request(90, 10))
     harness.run()
-    slots = harness.scheduler.slots
+    slots = harness.scheduler.limits.slots
     assert (slots.requested, slots.effective) == (48, 10)
     assert "100 tokens" in slots.reason
 
 
 def test_auto_slots_follow_the_memory_and_the_lengths_seen():
     harness = Harness(slots="auto", num_blocks=256)
-    before = harness.scheduler.slots.effective
+    before = harness.scheduler.limits.slots.effective
     for _ in range(20):
         harness.add(make_request(90, 10))
     harness.run()
     assert before == 4
-    assert harness.scheduler.slots.effective == 40
+    assert harness.scheduler.limits.slots.effective == 40

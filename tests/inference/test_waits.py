@@ -110,9 +110,9 @@ def test_a_limit_lowered_between_check_and_queue_ends_the_request_and_not_the_en
 
 def test_more_than_model_and_memory_allow_is_cut_with_the_reason() -> None:
     harness = Harness(max_len=1000, num_blocks=64)
-    assert harness.scheduler.context.effective == 1000
+    assert harness.scheduler.limits.context.effective == 1000
     harness.tune(max_model_len=5000)
-    context = harness.scheduler.context
+    context = harness.scheduler.limits.context
     assert (context.requested, context.effective) == (5000, 1000)
     assert context.reason == "the model, the memory or a cap allows no more"
 

@@ -72,8 +72,10 @@ def test_from_the_first_start_to_the_second(serve):
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 8
 
-    changed = httpx.patch(server.url + "/api/engine", json={"slots": 3}, headers=key)
-    assert changed.json()["slots"]["requested"] == 3
+    tuned = {"slots": 3, "class_weights": {"interactive": 4, "background": 0.5}}
+    changed = httpx.patch(server.url + "/api/engine", json=tuned, headers=key).json()
+    assert changed["slots"]["requested"] == 3
+    assert changed["settings"]["class_weights"]["effective"]["api"] == 1
     assert server.get("/metrics", headers=key).text.count("blockhouse_slots 3.0") == 1
 
     server.signal()
@@ -84,6 +86,7 @@ def test_from_the_first_start_to_the_second(serve):
     assert "set-up:" not in "\n".join(again.lines)
     state = again.get("/api/engine", headers=key).json()
     assert state["slots"]["requested"] == 3
+    assert state["settings"]["class_weights"]["requested"] == tuned["class_weights"]
     assert state["kv"]["blocks_total"] == state["kv"]["blocks_free"]
 
     # A server that is killed leaves no worker behind.
