@@ -1,8 +1,6 @@
 """The real model runner under the supervisor: one model gives way to another, and comes back."""
 
 import gc
-import threading
-import time
 import weakref
 
 import pytest
@@ -11,17 +9,9 @@ from inference.runner.model_runner import ModelRunner
 from inference.sampling_params import SamplingParams
 from inference.supervisor import EngineSupervisor, SwapOrder
 from tests.appliance.serving.tiny_model import save_tiny_model
+from tests.inference.engine_driving import until
 
-DEADLINE_S = 60.0
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.01)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ changed."""
 import json
 import logging
 import threading
-import time
 
 import pytest
 
@@ -19,6 +18,7 @@ from inference.request import FinishReason
 from inference.supervisor import REBUILD_WINDOW_S, EngineSupervisor, SwapOrder
 from inference.watchdog import HANG_S, LOST_S, Watchdog
 from inference.weights.gguf_tokenizer import build_tokenizer
+from tests.inference.engine_driving import until
 from tests.inference.faults import DEADLINE_S, Faults
 from tests.inference.helpers import expected_output, fake_config, make_request
 from tests.inference.test_chat_template import CHATML
@@ -71,14 +71,6 @@ def supervisor(folders, faults, clock):
     yield found
     faults.go_on.set()
     found.stop(0.0)
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.005)
 
 
 def ends(stream):

@@ -1,0 +1,236 @@
+"""Failing steps and loads end what they must and nothing else; the end of an engine."""
+
+import threading
+
+import pytest
+
+from inference.engine import Engine
+from inference.errors import EngineDead, EngineStopping, ModelLoadError, QueueFull
+from inference.request import FinishReason
+from tests.inference.engine_driving import DEADLINE_S, collect, step_out, until
+from tests.inference.helpers import expected_output, fake_config, make_request
+
+# ---- failures
+
+
+def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine, runner):
+    def fail(output):
+        raise RuntimeError("out of memory")
+
+    runner.before_step = fail
+    streams = [engine.add_request(make_request(20, 5)) for _ in range(2)]
+    engine.step()
+    runner.before_step = lambda output: None
+    later = engine.add_request(make_request(20, 5))
+    step_out(engine)
+    for stream in streams:
+        result = collect(stream)
+        assert result.finish_reason is FinishReason.ERROR
+        assert "out of memory" not in result.finish_detail
+    assert collect(later).finish_reason is FinishReason.LENGTH
+    stats = engine.stats()
+    assert (stats.state, stats.kv.blocks_used) == ("ready", 0)
+    assert stats.totals["step_failures"] == 1
+    assert any("out of memory" in str(event.data) for event in engine.events_since(0))
+
+
+def test_a_failing_step_leaves_those_that_wait_alone(runner):
+    engine = Engine(fake_config(max_num_seqs=1), runner)
+    engine.load()
+    failures = iter([RuntimeError("boom")])
+
+    def fail_once(output):
+        for failure in failures:
+            raise failure
+
+    runner.before_step = fail_once
+    first, second = (engine.add_request(make_request(20, 5)) for _ in range(2))
+    engine.step()
+    step_out(engine)
+    assert collect(first).finish_reason is FinishReason.ERROR
+    assert collect(second).finish_reason is FinishReason.LENGTH
+
+
+def test_blocks_of_a_failed_step_are_not_found_by_the_next_request(engine, runner):
+    """A08: what a failed step may have half written is never shared."""
+    prompt = list(range(100, 164))
+    failures = iter([RuntimeError("boom")])
+
+    def fail_once(output):
+        for failure in failures:
+            raise failure
+
+    runner.before_step = fail_once
+    engine.add_request(make_request(prompt, 5))
+    engine.step()
+    again = engine.add_request(make_request(prompt, 5))
+    step_out(engine)
+    result = collect(again)
+    assert result.num_cached_tokens == 0
+    assert result.token_ids == expected_output(prompt, 5)
+
+
+def test_three_failing_steps_in_a_row_end_the_engine_and_every_stream(runner):
+    def fail(output):
+        raise RuntimeError("boom")
+
+    runner.before_step = fail
+    engine = Engine(fake_config(max_num_seqs=1), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    streams = []
+    for _ in range(5):
+        try:
+            streams.append(engine.add_request(make_request(20, 5)))
+        except EngineDead:
+            break
+    assert len(streams) >= 3
+    for stream in streams:
+        assert collect(stream).finish_reason is FinishReason.ERROR
+    until(lambda: engine.stats().state == "dead")
+    until(lambda: runner.is_closed)
+    with pytest.raises(EngineDead):
+        engine.add_request(make_request(4, 1))
+    engine.shutdown(0.0)
+
+
+def test_a_failed_row_ends_that_request_only(engine, runner):
+    """A14: one row of logits is not a number."""
+    bad, good = make_request(20, 5), make_request(20, 5)
+    runner.row_errors[bad.request_id] = "The model gave no usable result."
+    bad_stream, good_stream = engine.add_request(bad), engine.add_request(good)
+    step_out(engine)
+    assert collect(bad_stream).finish_reason is FinishReason.ERROR
+    assert collect(good_stream).token_ids == expected_output(good.prompt_token_ids, 5)
+
+
+def test_a_fault_of_the_planning_itself_leaves_no_stream_open(running):
+    stream = running.add_request(make_request(4, 900))
+    stream.get(DEADLINE_S)
+
+    def broken(now_s):
+        raise KeyError("bookkeeping")
+
+    running._scheduler.schedule = broken
+    while (update := stream.get(DEADLINE_S)) is not None:
+        last = update
+    assert last.finish_reason is FinishReason.ERROR
+    until(lambda: running.stats().state == "dead")
+
+
+def test_a_model_that_cannot_be_loaded_is_told_to_those_who_wait(runner):
+    runner.load_error = ModelLoadError("config.json is missing")
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+        engine.wait_ready(DEADLINE_S)
+    assert (engine.stats().state, engine.stats().error) == ("dead", "config.json is missing")
+    with pytest.raises(EngineDead):
+        engine.add_request(make_request(4, 1))
+    engine.shutdown(0.0)
+
+
+def test_requests_are_refused_while_the_model_loads(runner):
+    engine = Engine(fake_config(), runner)
+    assert engine.stats().state == "loading"
+    with pytest.raises(EngineStopping, match="loading"):
+        engine.add_request(make_request(4, 1))
+    with pytest.raises(TimeoutError):
+        engine.wait_ready(0.0)
+
+
+# ---- the end
+
+
+def test_draining_finishes_what_runs_and_refuses_the_rest(runner):
+    """D08."""
+    engine = Engine(fake_config(max_num_seqs=1), runner)
+    engine.load()
+    first, second = (engine.add_request(make_request(4, 20)) for _ in range(2))
+    engine.step()
+    engine.drain()
+    assert engine.stats().state == "draining"
+    with pytest.raises(EngineStopping):
+        engine.add_request(make_request(4, 1))
+    step_out(engine)
+    assert len(collect(first).token_ids) == 20
+    assert collect(second).finish_reason is FinishReason.ERROR
+
+
+def test_a_shutdown_waits_for_what_runs(running, runner):
+    stream = running.add_request(make_request(4, 300))
+    stream.get(DEADLINE_S)
+    running.shutdown(DEADLINE_S)
+    assert collect(stream).finish_reason is FinishReason.LENGTH
+    assert runner.is_closed
+    assert running.stats().state == "dead"
+    running.shutdown(0.0)
+
+
+def test_a_shutdown_cuts_off_what_takes_longer_than_its_grace(runner):
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    gate = threading.Event()
+    stepping = threading.Event()
+
+    def wait(output):
+        stepping.set()
+        assert gate.wait(DEADLINE_S)
+
+    runner.before_step = wait
+    stream = engine.add_request(make_request(4, 900))
+    assert stepping.wait(DEADLINE_S)
+    engine._stop_at_s = 0.0
+    gate.set()
+    engine.shutdown(0.0)
+    result = collect(stream)
+    assert result.finish_reason is FinishReason.ERROR
+    assert "stopped before" in result.finish_detail
+    assert runner.is_closed
+
+
+def test_a_step_that_hangs_does_not_hold_up_the_shutdown(runner, monkeypatch):
+    monkeypatch.setattr("inference.engine._HANG_S", 0.01)
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    gate, stepping = threading.Event(), threading.Event()
+
+    def hang(output):
+        stepping.set()
+        gate.wait(DEADLINE_S)
+
+    runner.before_step = hang
+    stream = engine.add_request(make_request(4, 900))
+    assert stepping.wait(DEADLINE_S)
+    engine.shutdown(0.0)
+    assert collect(stream).finish_reason is FinishReason.ERROR
+    gate.set()
+    until(lambda: runner.is_closed)
+
+
+def test_a_request_accepted_while_the_engine_ends_still_gets_its_end(runner):
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    streams = []
+
+    def keep_asking():
+        while True:
+            try:
+                streams.append(engine.add_request(make_request(4, 50)))
+            except (EngineStopping, EngineDead):
+                return
+            except QueueFull:
+                continue
+
+    threads = [threading.Thread(target=keep_asking) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(streams) > 20)
+    engine.shutdown(0.0)
+    for thread in threads:
+        thread.join()
+    for stream in streams:
+        collect(stream)
