@@ -7,7 +7,7 @@ so a token is written once and for all, and between heads, so that a loud one co
 import torch
 from torch import Tensor
 
-from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from kernels.errors import KernelArgumentError
 
 
@@ -24,17 +24,33 @@ def dequantise(quantised: Tensor, scales: Tensor) -> Tensor:
     return quantised.float() * scales[..., None]
 
 
-def check_scales(
+def write(heads: Tensor, cache: Tensor, scales: Tensor, slot_mapping: Tensor) -> None:
+    """Tokens [num_tokens, num_kv_heads, head_dim] into their slots of a cache; -1 is padding."""
+    written = slot_mapping >= 0
+    slots = slot_mapping[written]
+    quantised, scale = quantise(heads[written])
+    cache.flatten(0, 1)[slots] = quantised
+    scales.flatten(0, 1)[slots] = scale
+
+
+def check_caches(
     key_cache: Tensor,
     value_cache: Tensor,
     key_scales: Tensor | None,
     value_scales: Tensor | None,
 ) -> None:
-    """Scales of int8 caches: both, contiguous float32 [num_blocks, block_size, num_kv_heads].
+    """Contiguous caches of one float dtype; or int8 with contiguous float32 scales
+    [num_blocks, block_size, num_kv_heads] of both.
 
     Raises:
-        KernelArgumentError: one is missing, or a shape, dtype, device or layout is another.
+        KernelArgumentError: scales are missing, or a shape, dtype, device or layout is another.
     """
+    check_contiguous("key_cache", key_cache)
+    check_contiguous("value_cache", value_cache)
+    if key_scales is None and value_scales is None:
+        check_dtype("key_cache", key_cache, *FLOATS)
+        check_dtype("value_cache", value_cache, key_cache.dtype)
+        return
     for name, scales, cache_name, cache in (
         ("key_scales", key_scales, "key_cache", key_cache),
         ("value_scales", value_scales, "value_cache", value_cache),
@@ -42,7 +58,6 @@ def check_scales(
         if scales is None:
             raise KernelArgumentError(name, None, "a tensor beside the other scales")
         check_dtype(cache_name, cache, torch.int8)
-        check_contiguous(cache_name, cache)
         check_shape(name, scales, *cache.shape[:-1])
         check_dtype(name, scales, torch.float32)
         check_contiguous(name, scales)

@@ -88,18 +88,19 @@ class KVCacheStorage:
         return self.device.type != "cpu"
 
     def _reallocate(self, num_blocks: int) -> None:
-        """One of the two after the other, so that only one is there twice for a moment."""
         kept = min(num_blocks, self.num_blocks)
-        caches = []
+        moved = []
         try:
-            for cache in (self.key_cache, self.value_cache):
+            for cache in self._tensors():
                 shape = (cache.shape[0], num_blocks, *cache.shape[2:])
-                new = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                new = torch.zeros(shape, dtype=cache.dtype, device=self.device)
                 new[:, :kept] = cache[:, :kept]
-                caches.append(new)
+                moved.append(new)
         except torch.OutOfMemoryError as exc:
             raise NotEnoughMemory("the device has too little memory free for it") from exc
-        self.key_cache, self.value_cache = caches
+        self.key_cache, self.value_cache, *scales = moved
+        if scales:
+            self.key_scales, self.value_scales = scales
         self.capacity = num_blocks
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

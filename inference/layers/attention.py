@@ -11,7 +11,6 @@ from inference.models.spec import DecoderSpec, LayerSpec
 from inference.runner.input_batch import InputBatch
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
-from kernels.rotary import rotary
 from kernels.rotary_kv_write import rotary_kv_write
 
 
@@ -79,13 +78,18 @@ class Attention(nn.Module):
         query_key = heads[:, :num_qk_heads]
         if self.qk_norm != "none":
             query_key = self._normalise(query_key)
-        if cos_sin is not None and cache.key_scales is None:
+        if cos_sin is not None:
             query = rotary_kv_write(
-                query_key, value, cos_sin, cache.key, cache.value, batch.slot_mapping
+                query_key,
+                value,
+                cos_sin,
+                cache.key,
+                cache.value,
+                batch.slot_mapping,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
             )
         else:
-            if cos_sin is not None:
-                query_key = rotary(query_key, cos_sin)
             query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
             kv_cache_write(
                 key,

@@ -104,6 +104,12 @@ class Decoder(nn.Module):
         if spec.tie_word_embeddings:
             self.lm_head.weight = self.embedding.weight
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and the calculation."""
+        dtype: torch.dtype = self.embedding.weight.dtype
+        return dtype
+
     def prepare(self) -> None:
         """Called once, after loading."""
         for module in self.modules():

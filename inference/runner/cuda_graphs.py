@@ -126,7 +126,7 @@ class GraphedForward:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._storage.dtype
+        return self._decoder.dtype
 
     def forward(self, batch: InputBatch) -> Tensor:
         """See `Forward.forward`. Logits are overwritten by the next step."""

@@ -59,8 +59,7 @@ class TorchForward:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._decoder.embedding.weight.dtype
-        return dtype
+        return self._decoder.dtype
 
     def forward(self, batch: InputBatch) -> Tensor:
         logits: Tensor = self._decoder(batch, self._storage)

@@ -223,7 +223,7 @@ class ModelRunner:
             num_tokens=config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS,
             max_len=max_model_len,
             block_size=config.block_size,
-            dtype=dtype,
+            kv_dtype=self._kv_dtype(dtype),
             device=device,
         )
         storage = self._make_storage(model_config, max_model_len, dtype, device, reserved_bytes)
@@ -251,13 +251,7 @@ class ModelRunner:
     ) -> KVCacheStorage:
         """Blocks in what is free; `reserved_bytes` are still to be taken by weights or steps."""
         block_size = self._config.block_size
-        if self._config.kv_dtype == "int8":
-            if device.type != "cpu":
-                raise ModelLoadError(
-                    "kv_dtype is int8, but keys and values in 8 bits are for the CPU, and the "
-                    f"model is to run on {device}. Set kv_dtype to auto, or the device to cpu."
-                )
-            dtype = torch.int8
+        dtype = self._kv_dtype(dtype)
         block_bytes = bytes_per_block(model_config, block_size, dtype)
         free_bytes = free_memory(device) - reserved_bytes
         self._kv_budget_bytes = max(free_bytes, 0)
@@ -276,6 +270,9 @@ class ModelRunner:
             device=device,
             capacity=int(_MOST_KV_SHARE * self._kv_budget_bytes) // block_bytes,
         )
+
+    def _kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.int8 if self._config.kv_dtype == "int8" else dtype
 
     def _warm_up(self, num_tokens: int) -> None:
         """One step into block 0, still nobody's, so that the first user does not pay for what

@@ -18,7 +18,7 @@ def activation_bytes(
     num_tokens: int,
     max_len: int,
     block_size: int,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     """Peak of a CUDA device's memory during a step of `num_tokens`, above what was taken before.
@@ -26,7 +26,7 @@ def activation_bytes(
     Sampling sorts nothing and works on copies of the logits: twice their size is added for it.
     """
     storage = KVCacheStorage(
-        model_config, num_blocks=1, block_size=block_size, dtype=dtype, device=device
+        model_config, num_blocks=1, block_size=block_size, dtype=kv_dtype, device=device
     )
     batch = profile_batch(num_tokens, max_len, device)
     torch.cuda.synchronize(device)

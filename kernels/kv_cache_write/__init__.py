@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.backends import Backend, choose, lazily
-from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
-from kernels.int8_kv import check_scales, quantise
+from kernels.checks import FLOATS, check_device, check_dtype, check_shape
+from kernels.int8_kv import check_caches
 from kernels.kv_cache_write import cpu, reference
 
 _BACKENDS: dict[Backend, Callable[..., None]] = {
@@ -37,7 +37,7 @@ def kv_cache_write(
         slot_mapping: [num_tokens] int64, block_id * block_size + offset; -1 is padding and is
             not written. No slot twice.
         key_scales, value_scales: with int8 caches, [num_blocks, block_size, num_kv_heads] float32,
-            written too; see kernels.int8_kv. Every device has the one implementation.
+            written too; see kernels.int8_kv.
         backend: which implementation; None takes the fastest for the device.
 
     Raises:
@@ -51,15 +51,8 @@ def kv_cache_write(
     check_shape("slot_mapping", slot_mapping, num_tokens)
     check_dtype("key", key, *FLOATS)
     check_dtype("value", value, key.dtype)
-    is_quantised = key_scales is not None or value_scales is not None
-    if is_quantised:
-        check_scales(key_cache, value_cache, key_scales, value_scales)
-    else:
-        check_dtype("key_cache", key_cache, *FLOATS)
-        check_dtype("value_cache", value_cache, key_cache.dtype)
+    check_caches(key_cache, value_cache, key_scales, value_scales)
     check_dtype("slot_mapping", slot_mapping, torch.int64)
-    check_contiguous("key_cache", key_cache)
-    check_contiguous("value_cache", value_cache)
     check_device(
         key.device,
         value=value,
@@ -67,17 +60,11 @@ def kv_cache_write(
         value_cache=value_cache,
         slot_mapping=slot_mapping,
     )
-    if key_scales is not None and value_scales is not None:
-        _write_quantised(key, key_cache, key_scales, slot_mapping)
-        _write_quantised(value, value_cache, value_scales, slot_mapping)
-        return
-    write = _BACKENDS[backend or choose(key.device)]
-    write(key, value, key_cache, value_cache, slot_mapping)
-
-
-def _write_quantised(heads: Tensor, cache: Tensor, scales: Tensor, slot_mapping: Tensor) -> None:
-    written = slot_mapping >= 0
-    slots = slot_mapping[written]
-    quantised, scale = quantise(heads[written])
-    cache.flatten(0, 1)[slots] = quantised
-    scales.flatten(0, 1)[slots] = scale
+    backend = backend or choose(key.device)
+    arguments = (key, value, key_cache, value_cache, slot_mapping)
+    if key_scales is None:
+        _BACKENDS[backend](*arguments)
+    elif backend is Backend.TRITON:
+        _BACKENDS[backend](*arguments, key_scales, value_scales)
+    else:
+        reference.kv_cache_write(*arguments, key_scales, value_scales)

@@ -5,14 +5,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton_cache import store_heads
 from kernels.triton_launch import power_of_2
-from kernels.triton_numbers import round_to
 
 _BLOCK_HEADS = 8
 
 
 def kv_cache_write(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> None:
     num_tokens, num_kv_heads, head_dim = key.shape
     if key.numel() == 0:
@@ -25,6 +31,8 @@ def kv_cache_write(
         value,
         key_cache,
         value_cache,
+        key_scales,
+        value_scales,
         slot_mapping,
         key.stride(0),
         key.stride(1),
@@ -45,6 +53,8 @@ def _kv_cache_write_kernel(
     value_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     slots_ptr,
     stride_key_token,
     stride_key_head,
@@ -62,7 +72,8 @@ def _kv_cache_write_kernel(
         return
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]
-    mask = (heads < NUM_KV_HEADS) & (dims < HEAD_DIM)
+    is_head = heads < NUM_KV_HEADS
+    mask = is_head & (dims < HEAD_DIM)
     key = tl.load(
         key_ptr + token * stride_key_token + heads * stride_key_head + dims, mask=mask, other=0.0
     )
@@ -71,9 +82,8 @@ def _kv_cache_write_kernel(
         mask=mask,
         other=0.0,
     )
-    places = (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims
     # By way of fp32, which holds every number of the other two.
-    key = round_to(key.to(tl.float32), key_cache_ptr.dtype.element_ty)
-    value = round_to(value.to(tl.float32), value_cache_ptr.dtype.element_ty)
-    tl.store(key_cache_ptr + places, key, mask=mask)
-    tl.store(value_cache_ptr + places, value, mask=mask)
+    places = slot * NUM_KV_HEADS + heads
+    key, value = key.to(tl.float32), value.to(tl.float32)
+    store_heads(key_cache_ptr, key_scales_ptr, places, is_head, dims, key, HEAD_DIM)
+    store_heads(value_cache_ptr, value_scales_ptr, places, is_head, dims, value, HEAD_DIM)

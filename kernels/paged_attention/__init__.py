@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.backends import Backend, choose, lazily
-from kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
+from kernels.checks import FLOATS, check_device, check_dtype, check_shape
 from kernels.errors import KernelArgumentError
-from kernels.int8_kv import check_scales, dequantise
+from kernels.int8_kv import check_caches, dequantise
 from kernels.paged_attention import cpu, reference
 
 _BACKENDS: dict[Backend, Callable[..., Tensor]] = {
@@ -50,7 +50,7 @@ def paged_attention(
         num_decodes: how many leading requests have exactly one new token, where the caller knows
             it; None asks the device, which waits for it.
         key_scales, value_scales: of int8 caches, [num_blocks, block_size, num_kv_heads] float32;
-            see kernels.int8_kv. The blocks that are read are widened to query's dtype first.
+            see kernels.int8_kv.
         backend: which implementation; None takes the fastest for the device.
 
     Returns:
@@ -61,25 +61,28 @@ def paged_attention(
 
     Paging: Kwon et al. 2023, arXiv:2309.06180. Grouped heads: arXiv:2305.13245.
     """
-    if key_scales is not None or value_scales is not None:
-        check_scales(key_cache, value_cache, key_scales, value_scales)
-        assert key_scales is not None
-        assert value_scales is not None
-        key_cache, value_cache, block_tables = _widened(
-            query.dtype,
-            (key_cache, key_scales),
-            (value_cache, value_scales),
-            block_tables,
-            seq_lens,
-        )
     _check(query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
+    check_caches(key_cache, value_cache, key_scales, value_scales)
     if sliding_window is not None and sliding_window < 1:
         raise KernelArgumentError("sliding_window", sliding_window, "at least 1")
     if soft_cap is not None and soft_cap <= 0:
         raise KernelArgumentError("soft_cap", soft_cap, "above 0")
     if num_decodes is not None and not 0 <= num_decodes <= seq_lens.shape[0]:
         raise KernelArgumentError("num_decodes", num_decodes, f"0 to {seq_lens.shape[0]}")
-    return _BACKENDS[backend or choose(query.device)](
+    backend = backend or choose(query.device)
+    scales = {}
+    if key_scales is not None and value_scales is not None:
+        if backend is Backend.TRITON:
+            scales = {"key_scales": key_scales, "value_scales": value_scales}
+        else:
+            key_cache, value_cache, block_tables = _widened(
+                query.dtype,
+                (key_cache, key_scales),
+                (value_cache, value_scales),
+                block_tables,
+                seq_lens,
+            )
+    return _BACKENDS[backend](
         query,
         key_cache,
         value_cache,
@@ -90,6 +93,7 @@ def paged_attention(
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         num_decodes=num_decodes,
+        **scales,
     )
 
 
@@ -131,10 +135,6 @@ def _check(
             "query", f"of {query.shape[1]} heads", f"a multiple of {key_cache.shape[2]} heads"
         )
     check_dtype("query", query, *FLOATS)
-    check_dtype("key_cache", key_cache, *FLOATS)
-    check_dtype("value_cache", value_cache, key_cache.dtype)
-    check_contiguous("key_cache", key_cache)
-    check_contiguous("value_cache", value_cache)
     check_dtype("block_tables", block_tables, torch.int32)
     check_dtype("seq_lens", seq_lens, torch.int32)
     check_dtype("query_start_loc", query_start_loc, torch.int32)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.paged_attention.triton_decode import decode
 from kernels.paged_attention.triton_prefill import prefill
+from kernels.paged_attention.triton_tiles import PagedCaches
 
 
 def paged_attention(
@@ -20,6 +21,8 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     num_decodes: int | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     if num_decodes is None:
         num_decodes = _count_decodes(query_start_loc)
@@ -31,12 +34,12 @@ def paged_attention(
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if query.numel() == 0:
         return output
+    caches = PagedCaches(key_cache, value_cache, key_scales, value_scales)
     if num_decodes:
         decode(
             output[:num_decodes],
             query[:num_decodes],
-            key_cache,
-            value_cache,
+            caches,
             block_tables[:num_decodes],
             seq_lens[:num_decodes],
             scale=scale,
@@ -47,8 +50,7 @@ def paged_attention(
         prefill(
             output[num_decodes:],
             query[num_decodes:],
-            key_cache,
-            value_cache,
+            caches,
             block_tables[num_decodes:],
             seq_lens[num_decodes:],
             query_start_loc[num_decodes:],

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.triton_tiles import attend_tile
+from kernels.paged_attention.triton_tiles import PagedCaches, attend_tile, divisor
 from kernels.triton_launch import num_processors, power_of_2
 from kernels.triton_numbers import round_to
 
@@ -28,8 +28,7 @@ _MERGE_BLOCK = 16
 def decode(
     output: Tensor,
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    caches: PagedCaches,
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
@@ -43,9 +42,9 @@ def decode(
     `num_splits` is a power of 2; None chooses.
     """
     num_requests, num_heads, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = key_cache.shape
+    _, block_size, num_kv_heads, _ = caches.key.shape
     group = num_heads // num_kv_heads
-    options = tile_options(head_dim, group, query.dtype, key_cache.dtype)
+    options = tile_options(head_dim, group, caches.multiply_as_half(query.dtype))
     if num_splits is None:
         num_splits = choose_num_splits(num_requests * num_kv_heads, num_processors(query.device))
     # Of each split and head: the weighted values, then greatest score and sum of weights.
@@ -58,8 +57,7 @@ def decode(
         partial,
         state,
         query,
-        key_cache,
-        value_cache,
+        *caches,
         block_tables,
         seq_lens,
         scale,
@@ -101,12 +99,9 @@ def choose_num_splits(num_rows: int, processors: int) -> int:
     return min(power_of_2(max(wanted, 1)), _MAX_SPLITS)
 
 
-def tile_options(
-    head_dim: int, group: int, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> dict[str, int | bool]:
+def tile_options(head_dim: int, group: int, is_half: bool) -> dict[str, int | bool]:
     """Sizes of tiles, warps and stages; a matrix product takes at least 16 rows."""
     block_d = power_of_2(head_dim)
-    is_half = dtype == cache_dtype and dtype != torch.float32
     if not is_half:
         block_n, num_stages = (32, 1) if block_d <= 128 else (16, 1)
     else:
@@ -145,6 +140,8 @@ def _paged_decode_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     tables_ptr,
     lens_ptr,
     scale,
@@ -199,6 +196,8 @@ def _paged_decode_kernel(
             tile * BLOCK_N + tl.arange(0, BLOCK_N),
             key_ptr,
             value_ptr,
+            key_scales_ptr,
+            value_scales_ptr,
             table_ptr,
             seq_len,
             kv_head,
@@ -213,6 +212,7 @@ def _paged_decode_kernel(
             True,
         )
     rows = request * (NUM_KV_HEADS * GROUP) + heads
+    weight_sum = divisor(weight_sum, value_ptr)
     if NUM_SPLITS > 1:
         rows = rows * NUM_SPLITS + split
         tl.store(partial_ptr + rows[:, None] * HEAD_DIM + dims[None, :], sums, mask=mask)

@@ -6,12 +6,11 @@ lie in one row of programs; a program finds its request by bisection.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.triton_tiles import attend_tile
+from kernels.paged_attention.triton_tiles import PagedCaches, attend_tile, divisor
 from kernels.triton_launch import is_hopper, power_of_2
 from kernels.triton_numbers import round_to
 
@@ -19,8 +18,7 @@ from kernels.triton_numbers import round_to
 def prefill(
     output: Tensor,
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    caches: PagedCaches,
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
@@ -35,18 +33,17 @@ def prefill(
     the step: only differences of `query_start_loc` count.
     """
     num_tokens, num_heads, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = key_cache.shape
+    _, block_size, num_kv_heads, _ = caches.key.shape
     group = num_heads // num_kv_heads
     num_requests = seq_lens.shape[0]
-    is_half = query.dtype == key_cache.dtype and query.dtype != torch.float32
+    is_half = caches.multiply_as_half(query.dtype)
     on_hopper = is_hopper(query.device)
     options = tile_options(head_dim, group, is_half, on_hopper=on_hopper)
     num_tiles = num_tokens // options["BLOCK_Q"] + num_requests
     _paged_prefill_kernel[(num_tiles, num_kv_heads)](
         output,
         query,
-        key_cache,
-        value_cache,
+        *caches,
         block_tables,
         seq_lens,
         query_start_loc,
@@ -128,6 +125,8 @@ def _paged_prefill_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     tables_ptr,
     lens_ptr,
     starts_ptr,
@@ -194,6 +193,8 @@ def _paged_prefill_kernel(
             position + columns,
             key_ptr,
             value_ptr,
+            key_scales_ptr,
+            value_scales_ptr,
             table_ptr,
             seq_len,
             kv_head,
@@ -217,6 +218,8 @@ def _paged_prefill_kernel(
             position + columns,
             key_ptr,
             value_ptr,
+            key_scales_ptr,
+            value_scales_ptr,
             table_ptr,
             seq_len,
             kv_head,
@@ -230,6 +233,7 @@ def _paged_prefill_kernel(
             HAS_SOFT_CAP,
             True,
         )
+    weight_sum = divisor(weight_sum, value_ptr)
     attended = sums / tl.where(weight_sum > 0.0, weight_sum, 1.0)[:, None]
     outputs = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
     rounded = round_to(attended, output_ptr.dtype.element_ty)

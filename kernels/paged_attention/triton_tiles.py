@@ -4,12 +4,30 @@ Online softmax: arXiv:1805.02867. Scores are kept times log2(e): a device has ex
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.triton_numbers import dot, round_to
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class PagedCaches(NamedTuple):
+    """What attention reads, in the order of the kernels' arguments."""
+
+    key: Tensor
+    value: Tensor
+    # Of int8 caches; see kernels.int8_kv.
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    def multiply_as_half(self, dtype: torch.dtype) -> bool:
+        """Whether products are of 16 bits: `dtype` holds every number of the caches."""
+        return dtype != torch.float32 and self.key.dtype in (dtype, torch.int8)
 
 
 @triton.jit
@@ -60,6 +78,8 @@ def attend_tile(
     positions,
     key_ptr,
     value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     table_ptr,
     seq_len,
     kv_head,
@@ -85,6 +105,8 @@ def attend_tile(
     key = load_tile(key_ptr, rows, is_token, dims, dtype, HEAD_DIM, BLOCK_D, MASKED)
     scores = tl.zeros([query.shape[0], positions.shape[0]], tl.float32)
     scores = dot(query, tl.trans(key), scores)
+    if key_ptr.dtype.element_ty == tl.int8:
+        scores *= tl.load(key_scales_ptr + rows, mask=is_token, other=0.0)[None, :]
     if HAS_SOFT_CAP:
         # tanh by way of exp2, which may pass the largest float and then gives 1.
         bent = 1.0 - 2.0 / (tl.exp2(scores * (scale * 2.0 * _LOG2_E / soft_cap)) + 1.0)
@@ -103,5 +125,18 @@ def attend_tile(
     kept = tl.exp2(largest - shift)
     value = load_tile(value_ptr, rows, is_token, dims, dtype, HEAD_DIM, BLOCK_D, MASKED)
     weight_sum = weight_sum * kept + tl.sum(weights, axis=1)
+    if value_ptr.dtype.element_ty == tl.int8:
+        # The greatest number of each token's head, near 1 as a rule, where a scale may be too small
+        # for fp16. `divisor` has the other 127.
+        greatest = tl.load(value_scales_ptr + rows, mask=is_token, other=0.0) * 127.0
+        weights *= greatest[None, :]
     sums = dot(round_to(weights, dtype), value, sums * kept[:, None])
     return sums, new_largest, weight_sum
+
+
+@triton.jit
+def divisor(weight_sum, value_ptr):
+    """What sums of weighted values are divided by at the end."""
+    if value_ptr.dtype.element_ty == tl.int8:
+        weight_sum *= 127.0
+    return weight_sum

@@ -1,4 +1,5 @@
-"""Rotate queries and keys, and scatter keys and values into the paged KV cache, in one pass."""
+"""Rotary position embedding (arXiv:2104.09864), and keys and values into the paged KV cache, in one
+pass. Halves layout: dimension i pairs with i + rotary_dim / 2."""
 
 from collections.abc import Callable
 
@@ -8,13 +9,13 @@ from torch import Tensor
 from kernels.backends import Backend, choose, lazily
 from kernels.checks import (
     FLOATS,
-    check_contiguous,
     check_device,
     check_dtype,
     check_last_dim_contiguous,
     check_shape,
 )
 from kernels.errors import KernelArgumentError
+from kernels.int8_kv import check_caches
 from kernels.rotary_kv_write import cpu, reference
 
 _BACKENDS: dict[Backend, Callable[..., Tensor]] = {
@@ -32,6 +33,8 @@ def rotary_kv_write(
     value_cache: Tensor,
     slot_mapping: Tensor,
     *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     backend: Backend | None = None,
 ) -> Tensor:
     """Rotate every query and key head by its token's angles; keys and values go to their slots.
@@ -40,11 +43,14 @@ def rotary_kv_write(
         query_key: [num_tokens, num_heads + num_kv_heads, head_dim] fp32/bf16/fp16, queries first;
             last dimension contiguous, not changed.
         value: [num_tokens, num_kv_heads, head_dim], query_key's dtype, last dimension contiguous.
-        cos_sin: [num_tokens, rotary_dim] fp32; see `rotary`.
+        cos_sin: [num_tokens, rotary_dim] fp32; cosines in the first half, sines in the second.
+            Dimensions past `rotary_dim` stay as they are.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous;
             changed in place. May have another float dtype, tokens are rounded to it.
         slot_mapping: [num_tokens] int64, block_id * block_size + offset; -1 is padding and is
             not written. No slot twice.
+        key_scales, value_scales: with int8 caches, [num_blocks, block_size, num_kv_heads] float32,
+            written too; see kernels.int8_kv.
         backend: which implementation; None takes the fastest for the device.
 
     Returns:
@@ -64,13 +70,10 @@ def rotary_kv_write(
     check_dtype("query_key", query_key, *FLOATS)
     check_dtype("value", value, query_key.dtype)
     check_dtype("cos_sin", cos_sin, torch.float32)
-    check_dtype("key_cache", key_cache, *FLOATS)
-    check_dtype("value_cache", value_cache, key_cache.dtype)
+    check_caches(key_cache, value_cache, key_scales, value_scales)
     check_dtype("slot_mapping", slot_mapping, torch.int64)
     check_last_dim_contiguous("query_key", query_key)
     check_last_dim_contiguous("value", value)
-    check_contiguous("key_cache", key_cache)
-    check_contiguous("value_cache", value_cache)
     check_device(
         query_key.device,
         value=value,
@@ -88,5 +91,10 @@ def rotary_kv_write(
         raise KernelArgumentError(
             "cos_sin", f"{rotary_dim} wide", f"an even width of at most {head_dim}"
         )
-    rotate = _BACKENDS[backend or choose(query_key.device)]
-    return rotate(query_key, value, cos_sin, key_cache, value_cache, slot_mapping)
+    backend = backend or choose(query_key.device)
+    arguments = (query_key, value, cos_sin, key_cache, value_cache, slot_mapping)
+    if key_scales is None:
+        return _BACKENDS[backend](*arguments)
+    if backend is Backend.TRITON:
+        return _BACKENDS[backend](*arguments, key_scales, value_scales)
+    return reference.rotary_kv_write(*arguments, key_scales, value_scales)

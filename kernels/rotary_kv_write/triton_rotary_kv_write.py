@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton_cache import as_stored, store_heads, store_scale
 from kernels.triton_launch import power_of_2
 from kernels.triton_numbers import round_to
 
@@ -20,6 +21,8 @@ def rotary_kv_write(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_kv_heads, head_dim = value.shape
     num_heads = query_key.shape[1] - num_kv_heads
@@ -38,6 +41,8 @@ def rotary_kv_write(
         cos_sin.contiguous(),
         key_cache,
         value_cache,
+        key_scales,
+        value_scales,
         slot_mapping.contiguous(),
         query_key.stride(0),
         query_key.stride(1),
@@ -59,7 +64,9 @@ def rotary_kv_write(
 
 @triton.jit
 def _rotate(
-    outputs,
+    output_ptr,
+    scales_ptr,
+    places,
     inputs,
     cos_sin_ptr,
     token,
@@ -70,7 +77,8 @@ def _rotate(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Rotate the heads at `inputs` [heads, 1]; rounded to `dtype`, then to the output's."""
+    """Rotate the heads at `inputs` [heads, 1] into `places`, counted in heads; rounded to `dtype`,
+    then as `output_ptr` holds them."""
     pairs = tl.arange(0, BLOCK_HALF)[None, :]
     mask = is_head & (pairs < HALF)
     angles = cos_sin_ptr + token * 2 * HALF + pairs
@@ -78,16 +86,22 @@ def _rotate(
     sin = tl.load(angles + HALF, mask=pairs < HALF, other=0.0)
     first = tl.load(inputs + pairs, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(inputs + HALF + pairs, mask=mask, other=0.0).to(tl.float32)
-    stored: tl.constexpr = outputs.dtype.element_ty
-    low = round_to(round_to(first * cos - second * sin, dtype).to(tl.float32), stored)
-    high = round_to(round_to(second * cos + first * sin, dtype).to(tl.float32), stored)
-    tl.store(outputs + pairs, low, mask=mask)
-    tl.store(outputs + HALF + pairs, high, mask=mask)
+    low = round_to(first * cos - second * sin, dtype).to(tl.float32)
+    high = round_to(second * cos + first * sin, dtype).to(tl.float32)
+    rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    is_rest = is_head & (rest < HEAD_DIM)
+    kept = tl.load(inputs + rest, mask=is_rest, other=0.0).to(tl.float32)
+    stored: tl.constexpr = output_ptr.dtype.element_ty
+    inverse = 1.0
+    if stored == tl.int8:
+        largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=1, keep_dims=True)
+        largest = tl.maximum(largest, tl.max(tl.abs(kept), axis=1, keep_dims=True))
+        inverse = store_scale(scales_ptr, places, is_head, largest)
+    outputs = output_ptr + places * HEAD_DIM
+    tl.store(outputs + pairs, as_stored(low, inverse, stored), mask=mask)
+    tl.store(outputs + HALF + pairs, as_stored(high, inverse, stored), mask=mask)
     if HEAD_DIM > 2 * HALF:
-        rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
-        mask = is_head & (rest < HEAD_DIM)
-        kept = tl.load(inputs + rest, mask=mask, other=0.0).to(tl.float32)
-        tl.store(outputs + rest, round_to(kept, stored), mask=mask)
+        tl.store(outputs + rest, as_stored(kept, inverse, stored), mask=is_rest)
 
 
 @triton.jit
@@ -98,6 +112,8 @@ def _rotary_kv_write_kernel(
     cos_sin_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     slots_ptr,
     stride_token,
     stride_head,
@@ -121,7 +137,9 @@ def _rotary_kv_write_kernel(
     if part < QUERY_PROGRAMS:
         heads = part * BLOCK_HEADS + lanes
         _rotate(
-            query_ptr + (token * NUM_HEADS + heads) * HEAD_DIM,
+            query_ptr,
+            query_ptr,  # no scales
+            token * NUM_HEADS + heads,
             row + heads * stride_head,
             cos_sin_ptr,
             token,
@@ -137,9 +155,11 @@ def _rotary_kv_write_kernel(
         if slot >= 0:
             heads = (part - QUERY_PROGRAMS) * BLOCK_HEADS + lanes
             is_head = heads < NUM_KV_HEADS
-            places = (slot * NUM_KV_HEADS + heads) * HEAD_DIM
+            places = slot * NUM_KV_HEADS + heads
             _rotate(
-                key_cache_ptr + places,
+                key_cache_ptr,
+                key_scales_ptr,
+                places,
                 row + (NUM_HEADS + heads) * stride_head,
                 cos_sin_ptr,
                 token,
@@ -154,5 +174,4 @@ def _rotary_kv_write_kernel(
             mask = is_head & (dims < HEAD_DIM)
             values = value_ptr + token * stride_value_token + heads * stride_value_head + dims
             value = tl.load(values, mask=mask, other=0.0).to(tl.float32)
-            stored: tl.constexpr = value_cache_ptr.dtype.element_ty
-            tl.store(value_cache_ptr + places + dims, round_to(value, stored), mask=mask)
+            store_heads(value_cache_ptr, value_scales_ptr, places, is_head, dims, value, HEAD_DIM)

@@ -163,15 +163,14 @@ def test_the_profiled_step_is_as_large_as_asked_and_writes_nothing(parts) -> Non
     assert storage.key_cache.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @torch.inference_mode()
-def test_a_decode_step_asks_the_device_nothing_and_is_few_launches(parts) -> None:
+def test_a_decode_step_asks_the_device_nothing_and_is_few_launches(parts, kv_dtype) -> None:
     """On the meta device any question fails; a capture would fail on the same ones."""
     config, _ = parts
     device = torch.device("meta")
     decoder = Decoder(decoder_spec(config), max_positions=64, dtype=torch.bfloat16, device=device)
-    storage = KVCacheStorage(
-        config, num_blocks=40, block_size=8, dtype=torch.bfloat16, device=device
-    )
+    storage = KVCacheStorage(config, num_blocks=40, block_size=8, dtype=kv_dtype, device=device)
     launched: Counter[str] = Counter()
 
     def launch(kernel: JITFunction, *args: object, **kwargs: object) -> None:

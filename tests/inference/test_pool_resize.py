@@ -296,3 +296,17 @@ def test_a_storage_of_another_device_is_made_anew_with_what_it_held(model_config
     assert storage.key_cache[0, 19, 0, 0, 0] == 19
     storage._reallocate(10)
     assert storage.key_cache[0, 9, 0, 0, 0] == 9
+
+
+def test_scales_of_8_bits_move_with_their_numbers(model_config):
+    storage = KVCacheStorage(
+        model_config, num_blocks=20, block_size=16, dtype=torch.int8, device=torch.device("cpu")
+    )
+    assert storage.key_scales is not None
+    assert storage.value_scales is not None
+    storage.key_scales[:] = torch.arange(20.0).view(1, 20, 1, 1)
+    storage._reallocate(30)
+    assert storage.key_cache.dtype == torch.int8
+    assert storage.key_scales.shape == storage.value_scales.shape == storage.key_cache.shape[:-1]
+    assert storage.key_scales.dtype == torch.float32
+    assert storage.key_scales[0, 19].eq(19).all()

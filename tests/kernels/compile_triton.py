@@ -79,14 +79,14 @@ def launches_of(case: str, call: Callable[[], Any]) -> list[Launch]:
 
 
 def source_of(kernel: JITFunction, values: dict[str, Any]) -> ASTSource:
-    """As a launch specialises: whole numbers of 1, and what 16 divides."""
+    """As a launch specialises: what is not there, whole numbers of 1, and what 16 divides."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
         is_special = isinstance(value, int) and not parameter.do_not_specialize
-        if parameter.is_constexpr or (is_special and value == 1):
+        if parameter.is_constexpr or value is None or (is_special and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
             continue

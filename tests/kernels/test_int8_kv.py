@@ -3,16 +3,11 @@
 import pytest
 import torch
 
-from kernels import backends, int8_kv
+from kernels import int8_kv
+from kernels.backends import available
 from kernels.errors import KernelArgumentError
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention, reference
-
-BACKENDS = [
-    each
-    for each in backends.available()
-    if each in (backends.Backend.REFERENCE, backends.Backend.CPU)
-]
 
 
 def test_a_number_is_off_by_at_most_half_a_step_of_its_own_head(rng) -> None:
@@ -30,14 +25,23 @@ def test_zeros_stay_zeros() -> None:
     assert not scales.any()
 
 
+@pytest.mark.parametrize("backend", available())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_written_token_lies_in_its_slot_and_nothing_else_changes(rng, dtype) -> None:
+def test_a_written_token_lies_in_its_slot_and_nothing_else_changes(rng, dtype, backend) -> None:
     shape = (6, 8, 2, 16)
     caches = [torch.full(shape, 5, dtype=torch.int8) for _ in range(2)]
     scales = [torch.full(shape[:-1], 7.0) for _ in range(2)]
     key, value = (torch.randn(4, 2, 16, generator=rng).to(dtype) for _ in range(2))
     slots = torch.tensor([9, -1, 47, 0])
-    kv_cache_write(key, value, *caches, slots, key_scales=scales[0], value_scales=scales[1])
+    kv_cache_write(
+        key,
+        value,
+        *caches,
+        slots,
+        key_scales=scales[0],
+        value_scales=scales[1],
+        backend=backend,
+    )
     for heads, cache, scale in zip((key, value), caches, scales, strict=True):
         numbers, wanted = int8_kv.quantise(heads)
         flat, flat_scale = cache.flatten(0, 1), scale.flatten(0, 1)
@@ -49,7 +53,29 @@ def test_a_written_token_lies_in_its_slot_and_nothing_else_changes(rng, dtype) -
         assert flat_scale[rest].eq(7.0).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", available())
+def test_a_head_of_zeros_is_written_as_zeros(backend) -> None:
+    heads = torch.zeros(1, 2, 16)
+    heads[:, 1] = 3.0
+    caches = [torch.full((1, 8, 2, 16), 5, dtype=torch.int8) for _ in range(2)]
+    scales = [torch.full((1, 8, 2), 7.0) for _ in range(2)]
+    slots = torch.tensor([3])
+    kv_cache_write(
+        heads,
+        heads,
+        *caches,
+        slots,
+        key_scales=scales[0],
+        value_scales=scales[1],
+        backend=backend,
+    )
+    for cache, scale in zip(caches, scales, strict=True):
+        assert cache[0, 3, 0].eq(0).all()
+        assert cache[0, 3, 1].eq(127).all()
+        assert scale[0, 3].tolist() == [0.0, pytest.approx(3 / 127)]
+
+
+@pytest.mark.parametrize("backend", available())
 def test_attention_reads_what_the_numbers_stand_for(rng, backend) -> None:
     caches = [torch.randn(9, 8, 2, 16, generator=rng) for _ in range(2)]
     (keys, key_scales), (values, value_scales) = (int8_kv.quantise(each) for each in caches)

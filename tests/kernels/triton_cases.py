@@ -11,7 +11,6 @@ from kernels.backends import Backend
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rotary import rotary
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import penalise, sample
 from kernels.silu_and_mul import silu_and_mul
@@ -30,28 +29,40 @@ def attention(
     *,
     num_decodes: int,
     heads: tuple[int, int] = (32, 8),
+    in_8_bits: bool = False,
     **options: Any,
 ) -> None:
     """16 requests of one token, or one of 512."""
     num_tokens = num_decodes or 512
     num_requests = num_decodes or 1
+    cache, scales = cache_and_scales(heads[1], head_dim, torch.int8 if in_8_bits else dtype)
     paged_attention(
         meta(num_tokens, heads[0], head_dim, dtype=dtype),
-        meta(1000, 16, heads[1], head_dim, dtype=dtype),
-        meta(1000, 16, heads[1], head_dim, dtype=dtype),
+        cache,
+        cache,
         meta(num_requests, 64, dtype=torch.int32),
         meta(num_requests, dtype=torch.int32),
         meta(num_requests + 1, dtype=torch.int32),
         scale=0.1,
         num_decodes=num_decodes,
+        key_scales=scales,
+        value_scales=scales,
         **options,
         **_TRITON,
     )
 
 
-def write(op: Callable[..., Any], *before: Tensor) -> None:
-    cache = meta(1000, 16, 8, 128)
-    op(*before, cache, cache, meta(16, dtype=torch.int64), **_TRITON)
+def cache_and_scales(
+    num_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    scales = meta(1000, 16, num_heads, dtype=FP32) if dtype == torch.int8 else None
+    return meta(1000, 16, num_heads, head_dim, dtype=dtype), scales
+
+
+def write(op: Callable[..., Any], *before: Tensor, dtype: torch.dtype = BF16) -> None:
+    cache, scales = cache_and_scales(8, 128, dtype)
+    slots = meta(16, dtype=torch.int64)
+    op(*before, cache, cache, slots, key_scales=scales, value_scales=scales, **_TRITON)
 
 
 def draw() -> None:
@@ -78,9 +89,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "add_rms_norm 8192": lambda: add_rms_norm(
         meta(16, 8192), meta(16, 8192), meta(8192, dtype=FP32), 1e-5, **_TRITON
     ),
-    "rotary": lambda: rotary(_HEADS[:, :40], _ANGLES, **_TRITON),
     "kv_cache_write": lambda: write(kv_cache_write, _HEADS[:, 32:40], _HEADS[:, 40:]),
+    "kv_cache_write int8": lambda: write(
+        kv_cache_write, _HEADS[:, 32:40], _HEADS[:, 40:], dtype=torch.int8
+    ),
     "rotary_kv_write": lambda: write(rotary_kv_write, _HEADS[:, :40], _HEADS[:, 40:], _ANGLES),
+    "rotary_kv_write int8": lambda: write(
+        rotary_kv_write, _HEADS[:, :40], _HEADS[:, 40:], _ANGLES, dtype=torch.int8
+    ),
     "silu_and_mul": lambda: silu_and_mul(meta(16, 28672), **_TRITON),
     "sample": draw,
     "penalise": lower,
@@ -88,10 +104,18 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode 96 fp16": lambda: _decode(96, FP16),
     "decode 128": lambda: _decode(128),
     "decode 128 fp32": lambda: _decode(128, FP32),
+    "decode 64 int8": lambda: _one_decode(64, in_8_bits=True),
+    "decode 128 int8": lambda: _decode(128, in_8_bits=True),
+    "decode 128 int8 fp16": lambda: _decode(128, FP16, in_8_bits=True),
+    "decode 256 int8": lambda: _decode(256, in_8_bits=True),
     "decode 256 window cap": lambda: _decode(256, sliding_window=1024, soft_cap=50.0),
     "prefill 64": lambda: _prefill(64),
     "prefill 80 fp16": lambda: _prefill(80, FP16),
     "prefill 128": lambda: _prefill(128),
     "prefill 128 fp32": lambda: _prefill(128, FP32),
+    "prefill 64 int8": lambda: _prefill(64, in_8_bits=True),
+    "prefill 128 int8": lambda: _prefill(128, in_8_bits=True),
+    "prefill 128 int8 fp16": lambda: _prefill(128, FP16, in_8_bits=True),
+    "prefill 256 int8": lambda: _prefill(256, in_8_bits=True),
     "prefill 256 window cap": lambda: _prefill(256, sliding_window=1024, soft_cap=50.0),
 }

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from kernels import int8_kv
 from kernels.backends import Backend
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.triton_decode import choose_num_splits, decode
+from kernels.paged_attention.triton_tiles import PagedCaches
 from tests.kernels_triton.paged import problem
 
 # fp32: sums in another order. 16 bit: weights are rounded once more before the last product.
@@ -32,6 +34,32 @@ def test_every_head_size_and_dtype_stays_near_the_reference(head_dim, dtype, rng
     torch.testing.assert_close(got.float(), want, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "options"),
+    [
+        (64, torch.bfloat16, {}),
+        (96, torch.float16, {"sliding_window": 20, "soft_cap": 5.0}),
+        (128, torch.float32, {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loudness", [1.0, 1e-3])
+def test_keys_and_values_in_8_bits(head_dim, dtype, options, loudness, rng) -> None:
+    """Rounded as 16 bits are, however quiet values are: fp16 has little below 6e-5."""
+    given = problem(rng, MIXED, heads=(6, 2), head_dim=head_dim, block_size=16, dtype=torch.float32)
+    given["value_cache"] *= loudness
+    quantised = {name: int8_kv.quantise(given[f"{name}_cache"]) for name in ("key", "value")}
+    packed = {f"{name}_cache": numbers for name, (numbers, _) in quantised.items()}
+    packed |= {f"{name}_scales": scales for name, (_, scales) in quantised.items()}
+    exact = {f"{name}_cache": int8_kv.dequantise(*each) for name, each in quantised.items()}
+    options = options | {"scale": head_dim**-0.5}
+    query = given.pop("query").to(dtype)
+    got = paged_attention(query, **(given | packed), **options, backend=Backend.TRITON)
+    want = paged_attention(query.float(), **(given | exact), **options, backend=Backend.REFERENCE)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(got.float(), want, atol=tolerance * loudness, rtol=tolerance)
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize(
     ("heads", "window", "cap"), [((2, 2), None, None), ((7, 1), 9, None), ((16, 1), 40, 3.0)]
@@ -56,9 +84,11 @@ def test_a_context_split_in_any_number_gives_the_same(num_splits, window, rng) -
         **arguments, scale=0.125, sliding_window=window, backend=Backend.REFERENCE
     )
     del arguments["query_start_loc"]
+    caches = PagedCaches(arguments.pop("key_cache"), arguments.pop("value_cache"))
     output = torch.full_like(arguments["query"], float("nan"))
     decode(
         output,
+        caches=caches,
         **arguments,
         scale=0.125,
         sliding_window=window,
@@ -76,9 +106,10 @@ def test_padding_rows_of_a_decode_are_zeros(num_splits, rng) -> None:
     arguments["seq_lens"][1] = 0
     arguments["block_tables"][1] = 2**30
     del arguments["query_start_loc"]
+    caches = PagedCaches(arguments.pop("key_cache"), arguments.pop("value_cache"))
     output = torch.full_like(arguments["query"], float("nan"))
     options = {"scale": 0.125, "sliding_window": None, "soft_cap": None}
-    decode(output, **arguments, **options, num_splits=num_splits)
+    decode(output, caches=caches, **arguments, **options, num_splits=num_splits)
     assert output[0].isfinite().all()
     assert output[1].count_nonzero() == 0
 
