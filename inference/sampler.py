@@ -22,11 +22,10 @@ from torch import Tensor
 from inference.grammar.masking import accept_tokens, bar_tokens
 from inference.grammar.matcher import TokenMatcher
 from inference.outputs import TokenLogprobs, TokenOutput
+from inference.penalties import IntArray, TokenCounts, penalise_rows, places
 from inference.request import Request
 from inference.sampling_params import SamplingParams
-from kernels.sampling import penalise, sample
-
-IntArray = npt.NDArray[np.int64]
+from kernels.sampling import sample
 
 _UNUSABLE = "The model gave no usable scores for the next token (not a number, or none allowed)."
 # How many of the most likely tokens are looked at for a nucleus, before all are.
@@ -49,8 +48,8 @@ class _Plan:
     biases: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     # End-of-sequence and stop ids, barred until min_tokens are there.
     barred_ids: IntArray = field(default_factory=lambda: _NONE)
-    # Distinct prompt ids, when a penalty needs them.
-    prompt_ids: IntArray = field(default_factory=lambda: _NONE)
+    # What its penalties count, if it has any.
+    counts: TokenCounts | None = None
     # Where a constrained answer stands in its grammar.
     matcher: TokenMatcher | None = None
 
@@ -128,7 +127,9 @@ class Sampler:
         if request.grammar is not None:
             plan.matcher = request.grammar.new_matcher()
         if params.needs_penalties:
-            plan.prompt_ids = self._known(request.prompt_token_ids)
+            # The other two are of the output alone.
+            is_of_prompt = params.repetition_penalty != 1.0
+            plan.counts = TokenCounts(self._known(request.prompt_token_ids if is_of_prompt else ()))
         return plan
 
     def _seed(self, request: Request) -> int:
@@ -153,10 +154,11 @@ class Sampler:
         """Penalties, then bias, then bars, in place, touching only `rows`."""
         penalised = [row for row in rows if plans[row].params.needs_penalties]
         if penalised:
-            self._penalise(logits, penalised, requests, plans)
+            counts = [_counts(plans[row], requests[row]) for row in penalised]
+            penalise_rows(logits, penalised, counts, [plans[row].params for row in penalised])
         biased = [row for row in rows if plans[row].bias_ids.size]
         if biased:
-            at = _places(biased, [plans[row].bias_ids for row in biased], logits.device)
+            at = places(biased, [plans[row].bias_ids for row in biased], logits.device)
             addends = np.concatenate([plans[row].biases for row in biased])
             logits[at] += torch.from_numpy(addends).to(logits.device)
         short = [
@@ -165,42 +167,8 @@ class Sampler:
             if len(requests[row].output_token_ids) < plans[row].params.min_tokens
         ]
         if short:
-            at = _places(short, [plans[row].barred_ids for row in short], logits.device)
+            at = places(short, [plans[row].barred_ids for row in short], logits.device)
             logits[at] = float("-inf")
-
-    def _penalise(
-        self,
-        logits: Tensor,
-        rows: list[int],
-        requests: Sequence[Request],
-        plans: Sequence[_Plan],
-    ) -> None:
-        ids: list[IntArray] = []
-        counts: list[IntArray] = []
-        for row in rows:
-            output_ids, output_counts = np.unique(
-                np.array(requests[row].output_token_ids, np.int64), return_counts=True
-            )
-            prompt_only = np.setdiff1d(plans[row].prompt_ids, output_ids, assume_unique=True)
-            ids.append(np.concatenate([output_ids, prompt_only]))
-            counts.append(np.concatenate([output_counts, np.zeros(prompt_only.size, np.int64)]))
-        lengths = [len(row_ids) for row_ids in ids]
-
-        def spread(name: str) -> Tensor:
-            values = [getattr(plans[row].params, name) for row in rows]
-            return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(device)
-
-        device = logits.device
-        row_of_id, token_ids = _places(rows, ids, device)
-        penalise(
-            logits,
-            row_of_id,
-            token_ids,
-            torch.from_numpy(np.concatenate(counts)).to(device),
-            repetition=spread("repetition_penalty"),
-            presence=spread("presence_penalty"),
-            frequency=spread("frequency_penalty"),
-        )
 
 
 def draw(
@@ -288,6 +256,12 @@ def _floor_within(
     return top.gather(1, kept - 1)[:, 0], ended[:, 0]
 
 
+def _counts(plan: _Plan, request: Request) -> TokenCounts:
+    assert plan.counts is not None, f"{request.request_id} has no penalties"
+    plan.counts.count(request.output_token_ids)
+    return plan.counts
+
+
 def _draw_rows(
     logits: Tensor, rows: list[int], requests: Sequence[Request], plans: Sequence[_Plan]
 ) -> Tensor:
@@ -340,17 +314,6 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
-
-
-def _places(
-    rows: list[int], ids: Sequence[IntArray], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Index of every (row, id) pair; no pair twice, since a row's ids are distinct."""
-    row_of_id = np.repeat(np.array(rows, np.int64), [len(row_ids) for row_ids in ids])
-    return (
-        torch.from_numpy(row_of_id).to(device),
-        torch.from_numpy(np.concatenate(ids)).to(device),
-    )
 
 
 def _output(token_id: int) -> TokenOutput:
