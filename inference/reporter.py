@@ -107,8 +107,8 @@ class Reporter:
             tokens_lost=preemption.num_tokens_lost,
             blocks=preemption.num_blocks,
             # What an admin would set so that it does not happen.
-            setting="slots",
-            value=max(1, preemption.num_left_running),
+            setting=preemption.setting,
+            value=preemption.value,
         )
 
     def _ended(self, request: Request) -> None:

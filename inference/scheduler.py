@@ -14,7 +14,7 @@ from inference.kv_cache.manager import KVCacheManager
 from inference.kv_cache.resizing import FIXED, PoolMemory, PoolResizer
 from inference.outputs import ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 from inference.request import FinishReason, Request, RequestClass, RequestStatus
-from inference.scheduling.admission import Shortage, blocks_kept_free, is_capped, over_cap
+from inference.scheduling.admission import OverCap, Shortage, blocks_kept_free, is_capped, over_cap
 from inference.scheduling.class_turns import CLASS_ORDER
 from inference.scheduling.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from inference.scheduling.finish import FinishRules
@@ -268,12 +268,9 @@ class Scheduler:
                     # A part of a prompt chunk is better than a preemption.
                     num_new = min(num_new, self.kv.room_for(request.request_id) - start)
                     wanted_tokens = start + max(1, num_new)
-                    victim = over_cap(run, wanted_tokens, self.running, self.kv, self.settings)
-                    if victim is None and num_new < 1:
-                        victim = self.running.victim()
-                    if victim is not None:
-                        self._preempt(victim, now_s)
-                        parts.pop(victim.request.request_id, None)
+                    over = over_cap(run, wanted_tokens, self.running, self.kv, self.settings)
+                    if over is not None or num_new < 1:
+                        parts.pop(self._make_room(over, now_s), None)
                         continue
                     self.kv.allocate_slots(request, start + num_new)
                 parts[request.request_id] = ScheduledRequest(
@@ -282,7 +279,15 @@ class Scheduler:
                 break
         return sum([part.num_new_tokens for part in parts.values()]) - before
 
-    def _preempt(self, run: RunningRequest, now_s: float) -> None:
+    def _make_room(self, over: OverCap | None, now_s: float) -> str:
+        """Preempt for a cap, or else for the pool; returns whom."""
+        if over is not None:
+            return self._preempt(over.victim, "max_blocks_per_owner", over.num_needed, now_s)
+        # One slot less, and it would not have started.
+        fitting = max(1, len(self.running) - 1)
+        return self._preempt(self.running.victim(), "slots", fitting, now_s)
+
+    def _preempt(self, run: RunningRequest, setting: str, value: int, now_s: float) -> str:
         request = run.request
         self._stop_running(run, now_s)
         num_lost, request.num_computed_tokens = request.num_computed_tokens, 0
@@ -290,7 +295,8 @@ class Scheduler:
         request.num_preemptions += 1
         request.set_status(RequestStatus.PREEMPTED)
         self.waiting.put_back(request, run.admission, now_s)
-        self._news.preempted.append(Preemption(request, num_lost, num_blocks, len(self.running)))
+        self._news.preempted.append(Preemption(request, num_lost, num_blocks, setting, value))
+        return request.request_id
 
     def _stop_running(self, run: RunningRequest, now_s: float) -> None:
         self.running.remove(run)

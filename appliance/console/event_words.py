@@ -27,7 +27,11 @@ def event_words(event: Mapping[str, Any]) -> Worded | None:
 def _preempted(who: str, data: Mapping[str, Any]) -> Worded:
     lost = data.get("tokens_lost")
     tokens = f" ({_many(lost, 'token')} recomputed)" if lost else ""
-    text = f"{who}'s request was preempted{tokens}: the pool was full."
+    text = f"{who}'s request was preempted{tokens}: "
+    if data.get("setting") == "max_blocks_per_owner":
+        text += f"{who}'s answers had grown to the most blocks that one user may have."
+        return Worded("warn", "undo", f"{text} {_many(data['value'], 'block')} would have done.")
+    text += "the pool was full."
     if data.get("setting") == "slots":
         fits, slots = int(data["value"]), int(data.get("slots") or 0)
         if slots > fits:

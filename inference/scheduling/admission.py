@@ -38,13 +38,22 @@ def blocks_kept_free(
     return promised + max(growth, headroom)
 
 
+class OverCap(NamedTuple):
+    """An owner's requests would hold more blocks than they may."""
+
+    # Who makes room for the others.
+    victim: RunningRequest
+    # Blocks that would do for all of them.
+    num_needed: int
+
+
 def over_cap(
     run: RunningRequest,
     num_tokens: int,
     running: RunningRequests,
     kv: KVCacheManager,
     settings: SchedulerSettings,
-) -> RunningRequest | None:
+) -> OverCap | None:
     """Which of its owner's requests must make room before `run` may have `num_tokens` tokens: the
     most recent of the lowest class, which may be itself; None within the cap, and for the owner's
     only one, whose length the cap bounds when it is accepted. O(running) where a cap is set.
@@ -56,7 +65,7 @@ def over_cap(
     needed = sum(
         kv.blocks_for(num_tokens if each is run else each.request.num_tokens) for each in own
     )
-    return max(own, key=RunningRequest.precedence) if needed > cap else None
+    return OverCap(max(own, key=RunningRequest.precedence), needed) if needed > cap else None
 
 
 def is_capped(

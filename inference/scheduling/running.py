@@ -41,8 +41,9 @@ class Preemption:
     # Computed tokens that have to be computed again, or found in the prefix cache.
     num_tokens_lost: int
     num_blocks: int
-    # With this many slots it would not have happened.
-    num_left_running: int
+    # The live setting with which it would not have happened, and the value that would have done.
+    setting: str
+    value: int
 
 
 @dataclass(slots=True)

@@ -143,6 +143,21 @@ def test_a_preemption_event_names_the_victim_the_loss_and_the_setting():
     assert (event.data["setting"], event.data["value"]) == ("slots", 1)
 
 
+def test_a_preemption_for_a_users_cap_names_the_cap_that_would_have_done():
+    def preempted(cap):
+        engine = Engine(fake_config(), FakeRunner())
+        engine.load()
+        engine.tune(max_blocks_per_owner=cap)
+        for _ in range(2):
+            engine.add_request(make_request(40, 32))
+        step_out(engine)
+        return [event.data for event in engine.events_since(0) if event.kind == "preempted"]
+
+    told = preempted(8)[0]
+    assert told["setting"] == "max_blocks_per_owner"
+    assert preempted(told["value"]) == []
+
+
 def test_the_time_of_the_last_step_shows_whether_the_engine_moves(clock):
     engine = Engine(fake_config(), FakeRunner(), clock=clock)
     engine.load()

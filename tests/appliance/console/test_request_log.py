@@ -162,6 +162,14 @@ def test_a_preemption_names_the_setting_that_would_avoid_it() -> None:
     )
 
 
+def test_a_preemption_for_a_users_cap_says_so_and_not_that_the_pool_was_full() -> None:
+    capped = {"tokens_lost": 64, "blocks": 4, "setting": "max_blocks_per_owner", "value": 10}
+    assert told(event("preempted", 1.0, **capped)) == [
+        "bob's request was preempted (64 tokens recomputed): bob's answers had grown to the most "
+        "blocks that one user may have. 10 blocks would have done."
+    ]
+
+
 def test_why_a_request_waits_reaches_the_page_and_goes_when_it_starts() -> None:
     log = RequestLog()
     short = {"why": "memory", "needed": 994, "available": 983, "kept": 205}
