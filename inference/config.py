@@ -51,7 +51,8 @@ class EngineConfig:
     cpu_backend: str = "native"
     # Kernels of the compiled step (`kernels.native.library.usable_kernels`); None takes the best.
     cpu_kernels: str | None = None
-    # Whether the compiled step reads quantised groups where the folder has them, or bf16 alone.
+    # Whether few rows read quantised groups where the folder has them, or bf16 alone: in the
+    # compiled CPU step and on CUDA.
     use_groups: bool = True
 
     def validate(self) -> None:

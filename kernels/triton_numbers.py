@@ -24,6 +24,25 @@ def round_to(values, dtype: tl.constexpr):
 
 
 @triton.jit
+def whole_numbers(stored, dtype: tl.constexpr, BITS: tl.constexpr, CENTRE: tl.constexpr):
+    """uint8 `stored`, of which BITS are used, less CENTRE; exact in bf16 or fp16.
+
+    Where 1.0 * 2**7 (bf16) or 2**10 (fp16) has room for them below, the bits are put there, and a
+    subtraction does the rest: devices convert whole numbers slowly.
+    """
+    if BITS == 4 or dtype == tl.float16:
+        BASE: tl.constexpr = 0x6400 if dtype == tl.float16 else 0x4300
+        START: tl.constexpr = 1024 if dtype == tl.float16 else 128
+        raised = (stored.to(tl.int16) | BASE).to(dtype, bitcast=True)
+        if _INTERPRETED:
+            raised = raised.to(tl.float32)
+        numbers = raised - (START + CENTRE)
+    else:
+        numbers = round_to((stored.to(tl.int32) - CENTRE).to(tl.float32), dtype)
+    return numbers
+
+
+@triton.jit
 def dot(left, right, sums):
     """sums + left @ right in fp32; products of fp32 are exact, not TF32."""
     if _INTERPRETED:

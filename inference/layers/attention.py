@@ -73,7 +73,8 @@ class Attention(nn.Module):
         num_tokens = hidden_states.shape[0]
         num_qk_heads = self.num_heads + self.num_kv_heads
         # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        heads = self.qkv_proj(hidden_states).view(num_tokens, -1, self.head_dim)
+        heads = self.qkv_proj(hidden_states, few_rows=batch.only_decodes)
+        heads = heads.view(num_tokens, -1, self.head_dim)
         value = heads[:, num_qk_heads:]
         query_key = heads[:, :num_qk_heads]
         if self.qk_norm != "none":
@@ -114,7 +115,7 @@ class Attention(nn.Module):
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
         )
-        output: Tensor = self.o_proj(attended.view(num_tokens, -1))
+        output: Tensor = self.o_proj(attended.view(num_tokens, -1), few_rows=batch.only_decodes)
         return output
 
     def _normalise(self, query_key: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.quant_linear import MAX_ROWS, quant_linear
+from kernels.quant_linear.packing import QuantWeight
+
 
 class Linear(nn.Module):
     """`inputs @ weight.T + bias`; several of a checkpoint's matrices may be stacked into one.
@@ -26,9 +29,17 @@ class Linear(nn.Module):
         self.part_sizes = part_sizes
         self.weight = _empty(sum(part_sizes), in_size, dtype=dtype, device=device)
         self.bias = _empty(sum(part_sizes), dtype=dtype, device=device) if bias else None
+        # The same weights in 4 or 8 bits, for few rows; see `inference.weights.groups`.
+        self.groups: QuantWeight | None = None
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[num_tokens, sum(part_sizes)] from [num_tokens, in_size]."""
+    def forward(self, inputs: Tensor, *, few_rows: bool) -> Tensor:
+        """[num_tokens, sum(part_sizes)] from [num_tokens, in_size].
+
+        Args:
+            few_rows: groups may be read instead of the weights, where there are some.
+        """
+        if few_rows and self.groups is not None and 1 <= inputs.shape[0] <= MAX_ROWS:
+            return quant_linear(inputs, self.groups, self.bias)
         return F.linear(inputs, self.weight, self.bias)
 
 

@@ -32,12 +32,14 @@ class GatedMLP(nn.Module):
             intermediate_size, hidden_size, bias=bias, dtype=dtype, device=device
         )
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        gate_up = self.gate_up_proj(hidden_states)  # [num_tokens, 2 * intermediate_size]
+    def forward(self, hidden_states: Tensor, *, few_rows: bool) -> Tensor:
+        gate_up = self.gate_up_proj(
+            hidden_states, few_rows=few_rows
+        )  # [num_tokens, 2 * intermediate_size]
         if self.activation == "silu":
             activated = silu_and_mul(gate_up)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
             activated = F.gelu(gate, approximate="tanh") * up
-        output: Tensor = self.down_proj(activated)
+        output: Tensor = self.down_proj(activated, few_rows=few_rows)
         return output

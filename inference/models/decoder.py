@@ -62,7 +62,7 @@ class DecoderLayer(nn.Module):
         residual, normed = add_and_norm(residual, change, self.attention_norm, self.residual_scale)
         change = self.attention_post_norm(self.attention(normed, cos_sin, batch, cache))
         residual, normed = add_and_norm(residual, change, self.mlp_norm, self.residual_scale)
-        return residual, self.mlp_post_norm(self.mlp(normed))
+        return residual, self.mlp_post_norm(self.mlp(normed, few_rows=batch.only_decodes))
 
 
 def add_and_norm(
@@ -110,6 +110,12 @@ class Decoder(nn.Module):
         dtype: torch.dtype = self.embedding.weight.dtype
         return dtype
 
+    @property
+    def reads_groups(self) -> bool:
+        """Whether any linear has quantised groups for few rows."""
+        linears = (module for module in self.modules() if isinstance(module, Linear))
+        return any(linear.groups is not None for linear in linears)
+
     def prepare(self) -> None:
         """Called once, after loading."""
         for module in self.modules():
@@ -130,7 +136,7 @@ class Decoder(nn.Module):
         sampled = batch.logits_indices
         last = None if change is None else change[sampled]
         _, normed = add_and_norm(residual[sampled], last, self.norm, self.spec.residual_scale)
-        logits: Tensor = self.lm_head(normed).float()
+        logits: Tensor = self.lm_head(normed, few_rows=True).float()
         if self.spec.logits_scale != 1.0:
             logits = logits * self.spec.logits_scale
         if self.spec.logits_soft_cap is not None:

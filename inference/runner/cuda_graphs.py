@@ -105,8 +105,6 @@ class GraphedForward:
         capture: makes a replay of a call; `CudaGraphs` on a device.
     """
 
-    name = "torch and Triton, CUDA graphs"
-
     def __init__(
         self,
         decoder: Decoder,
@@ -123,6 +121,11 @@ class GraphedForward:
         self._capture = capture
         self._replays: dict[int, Callable[[], Tensor]] = {}
         self.on_storage_moved()
+
+    @property
+    def name(self) -> str:
+        quantised = ", quantised weights" if self._decoder.reads_groups else ""
+        return f"torch and Triton, CUDA graphs{quantised}"
 
     @property
     def dtype(self) -> torch.dtype:

@@ -45,6 +45,11 @@ class InputBatch:
     max_query_len: int
     max_seq_len: int
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every request has exactly one new token."""
+        return self.num_decodes == self.num_requests
+
 
 def _sampled_rows(ends: npt.NDArray[np.int64], drafts: list[int]) -> npt.NDArray[np.int64]:
     """Rows of the newest known tokens and of the drafts behind them, ascending.

@@ -32,6 +32,7 @@ from inference.runner.profiling import activation_bytes
 from inference.sampler import Sampler
 from inference.sampling_params import SamplingParams
 from inference.scheduling.speculation import accept_draft
+from inference.weights.groups import GroupsFile, add_groups
 from inference.weights.loader import Checkpoint, check_model_dir, load_weights
 from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
 from kernels.backends import has_triton
@@ -205,9 +206,12 @@ class ModelRunner:
                 logger.warning("%s", notice)
                 del storage
         dtype = choose_dtype(config.dtype, device)
+        # Groups multiply with 16 bits, in a kernel of the GPU's.
+        reads_groups = config.use_groups and device.type == "cuda" and has_triton()
         decoder = load_decoder(
             spec,
             checkpoint,
+            GroupsFile(config.model_dir) if reads_groups and dtype != torch.float32 else None,
             max_positions=max_model_len,
             dtype=dtype,
             device=device,
@@ -298,19 +302,22 @@ class ModelRunner:
 def load_decoder(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
+    groups: GroupsFile | None = None,
     *,
     max_positions: int,
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
 ) -> Decoder:
-    """A decoder with the checkpoint's weights.
+    """A decoder with the checkpoint's weights, and beside them its groups where they are given.
 
     Raises:
         NotEnoughMemory: told from the headers, before anything is read.
         ModelLoadError: see `load_weights`.
     """
     needed, free = checkpoint.num_elements * dtype.itemsize, free_memory(device)
+    if groups is not None:
+        needed += groups.num_bytes
     if needed > free:
         raise NotEnoughMemory(
             f"The model's weights need {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}"
@@ -319,6 +326,8 @@ def load_decoder(
         )
     decoder = Decoder(spec, max_positions=max_positions, dtype=dtype, device=device)
     load_weights(decoder, checkpoint, on_progress)
+    if groups is not None:
+        add_groups(decoder, groups)
     return decoder
 
 

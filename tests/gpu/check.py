@@ -16,7 +16,7 @@ from kernels.backends import Backend, is_interpreting
 # What a machine that only computes does not have.
 WEB_PACKAGES = ("django", "channels", "asgiref", "daphne", "pydantic", "ninja", "celery", "redis")
 _OPS = (
-    *("kv_cache_write", "paged_attention", "rms_norm", "rotary_kv_write"),
+    *("kv_cache_write", "paged_attention", "quant_linear", "rms_norm", "rotary_kv_write"),
     *("sampling", "silu_and_mul"),
 )
 

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from inference.config import EngineConfig
 from inference.runner.model_runner import ModelRunner
+from kernels import int8_kv
 from kernels.backends import Backend
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
+from kernels.quant_linear import quant_linear
+from kernels.quant_linear.packing import pack
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import penalise, sample
@@ -23,6 +26,7 @@ from tests.inference.tiny_models import (
     make_request,
     save_tiny_model,
 )
+from tests.kernels.group_cases import random_groups
 from tests.kernels_triton.paged import problem
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -44,10 +48,23 @@ def check_all(report: Report, device: torch.device, *, is_small: bool) -> None:
                 + (f" window {window} cap {cap}" if window else ""),
                 functools.partial(_attention, rng, device, head_dim, dtype, window, cap, is_small),
             )
+    for dtype in (BF16, FP16):
+        report.check(
+            f"attention 128 {str(dtype).removeprefix('torch.')} over 8 bits",
+            functools.partial(_attention_over_8_bits, rng, device, dtype, is_small),
+        )
+    for bits, with_mins in ((4, False), (4, True), (8, False)):
+        report.check(
+            f"weights in {bits} bits{' with mins' if with_mins else ''}",
+            functools.partial(_quant_linear, rng, device, bits, with_mins, is_small),
+        )
     report.check("norms", lambda: _norms(rng, device))
     report.check("rotary and cache writes", lambda: _rotary_and_write(rng, device))
     report.check("silu_and_mul", lambda: _silu(rng, device))
     report.check("sampling", lambda: _sampling(rng, device, 300 if is_small else 128_256))
+    report.check(
+        "engine llama fp32 over 8 bits = the CPU's", lambda: _engine_in_8_bits(device, is_small)
+    )
     families = (
         ("llama",) if is_small else ("llama", "mistral", "qwen3", "gemma2", "granite", "olmo2")
     )
@@ -94,6 +111,42 @@ def _attention(
     return f"largest difference {_near(got, want, ATTENTION_TOLERANCE[dtype]):.1e}"
 
 
+def _attention_over_8_bits(
+    rng: torch.Generator, device: torch.device, dtype: torch.dtype, is_small: bool
+) -> str:
+    lengths = [(1, 70), (5, 40)] if is_small else [(1, 3000), (1, 1), (300, 900), (1, 9)]
+    heads = (3, 1) if is_small else (14, 2)
+    given = problem(rng, lengths, heads=heads, head_dim=128, block_size=16, dtype=FP32)
+    given = {name: tensor.to(device) for name, tensor in given.items()}
+    packed, exact = dict(given), dict(given)
+    for name in ("key", "value"):
+        numbers, scales = int8_kv.quantise(given[f"{name}_cache"])
+        packed |= {f"{name}_cache": numbers, f"{name}_scales": scales}
+        exact[f"{name}_cache"] = int8_kv.dequantise(numbers, scales)
+    packed["query"] = given["query"].to(dtype)
+    exact["query"] = packed["query"].float()
+    got = paged_attention(**packed, scale=128**-0.5, backend=Backend.TRITON)
+    want = paged_attention(**exact, scale=128**-0.5, backend=Backend.REFERENCE)
+    return f"largest difference {_near(got, want, ATTENTION_TOLERANCE[dtype]):.1e}"
+
+
+def _quant_linear(
+    rng: torch.Generator, device: torch.device, bits: int, with_mins: bool, is_small: bool
+) -> str:
+    worst = 0.0
+    num_columns, depth = (70, 96) if is_small else (1000, 4192)
+    groups = random_groups(rng, num_columns, depth, bits=bits, with_mins=with_mins)
+    mins = None if groups.mins is None else groups.mins.to(device)
+    weight = pack(groups.quants.to(device), groups.scales.to(device), mins)
+    for num_rows in (1, 40) if is_small else (1, 16, 33, 64):
+        for dtype in (BF16, FP16):
+            inputs = torch.randn(num_rows, depth, generator=rng).to(device, dtype)
+            bias = torch.randn(num_columns, generator=rng).to(device, dtype)
+            got, want = (quant_linear(inputs, weight, bias, backend=each) for each in BOTH)
+            worst = max(worst, _near(got, want, max(torch.finfo(dtype).eps, 3e-5)))
+    return f"largest difference {worst:.1e}"
+
+
 def _norms(rng: torch.Generator, device: torch.device) -> str:
     worst = 0.0
     for dtype in (BF16, FP16, FP32):
@@ -125,9 +178,44 @@ def _rotary_and_write(rng: torch.Generator, device: torch.device) -> str:
                 heads[:, :4], heads[:, 16:], caches[2], caches[3], slots, backend=backend
             )
             results.append((query, caches))
+        tolerance = max(2 * torch.finfo(dtype).eps, 2e-6)
         for got, want in zip(*results, strict=True):
-            _near(got, want, max(2 * torch.finfo(dtype).eps, 2e-6))
+            _near(got, want, tolerance)
+        got, want = (_written_in_8_bits(heads, cos_sin, slots, each) for each in BOTH)
+        # A number halfway between two of 8 bits may go to either.
+        _near(got[0], want[0], 1.01 * float(want[1].max()))
+        _near(got[1], want[1], tolerance)
     return "as the reference"
+
+
+def _written_in_8_bits(
+    heads: Tensor, cos_sin: Tensor, slots: Tensor, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """What the caches stand for after both writes, and their scales."""
+    caches = torch.zeros(4, 4, 16, 4, 128, dtype=torch.int8, device=heads.device)
+    scales = torch.zeros(4, 4, 16, 4, device=heads.device)
+    rotary_kv_write(
+        heads[:, :16],
+        heads[:, 16:],
+        cos_sin,
+        caches[0],
+        caches[1],
+        slots,
+        key_scales=scales[0],
+        value_scales=scales[1],
+        backend=backend,
+    )
+    kv_cache_write(
+        heads[:, :4],
+        heads[:, 16:],
+        caches[2],
+        caches[3],
+        slots,
+        key_scales=scales[2],
+        value_scales=scales[3],
+        backend=backend,
+    )
+    return int8_kv.dequantise(caches, scales), scales
 
 
 def _silu(rng: torch.Generator, device: torch.device) -> str:
@@ -169,32 +257,62 @@ def _sampling(rng: torch.Generator, device: torch.device, vocab_size: int) -> st
 
 def _engine(family: str, device: torch.device, is_small: bool) -> str:
     """Greedy answers of unlike prompts in one batch, chunked, against transformers, id by id."""
-    changes = {"num_hidden_layers": 1} if is_small else {}
-    prompts = (
-        [[5, 9, 40], [7] * 9]
-        if is_small
-        else [[5, 9, 40], [7] * 30, list(range(3, 60)), [2, 2], [90, 8]]
-    )
-    num_tokens = 3 if is_small else 20
+    prompts, num_tokens = _prompts(is_small)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "tiny"
-        oracle = save_tiny_model(family, folder, **changes)
-        runner = ModelRunner(
-            EngineConfig(
-                model_dir=folder,
-                device=device.type,
-                dtype="float32",
-                cpu_backend="torch",
-                num_blocks=60,
-                block_size=8,
-            )
-        )
-        info = runner.load(lambda share, text: None)
-        driver = StepDriver(runner.execute, num_blocks=info.num_blocks, block_size=8)
-        requests = [make_request(prompt, str(row)) for row, prompt in enumerate(prompts)]
-        driver.run(requests, num_tokens, budget=24)
-        runner.close()
-    for request, prompt in zip(requests, prompts, strict=True):
+        oracle = save_tiny_model(family, folder, **_layers(is_small))
+        answers, backend = _answers(folder, device, prompts, num_tokens)
+    for answer, prompt in zip(answers, prompts, strict=True):
         want = greedy_of_transformers(oracle, prompt, num_tokens)
-        assert request.output_token_ids == want, f"{request.output_token_ids}, not {want}"
-    return f"{len(prompts)} x {num_tokens} ids, {info.backend}"
+        assert answer == want, f"{answer}, not {want}"
+    return f"{len(prompts)} x {num_tokens} ids, {backend}"
+
+
+def _engine_in_8_bits(device: torch.device, is_small: bool) -> str:
+    """The same with keys and values in 8 bits, against the references on the CPU."""
+    prompts, num_tokens = _prompts(is_small)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "tiny"
+        save_tiny_model("llama", folder, **_layers(is_small))
+        got, backend = _answers(folder, device, prompts, num_tokens, kv_dtype="int8")
+        cpu = torch.device("cpu")
+        want, _ = _answers(folder, cpu, prompts, num_tokens, kv_dtype="int8")
+    assert got == want, f"{got}, not {want}"
+    return f"{len(prompts)} x {num_tokens} ids, {backend}"
+
+
+def _prompts(is_small: bool) -> tuple[list[list[int]], int]:
+    """Prompts, and how many tokens to answer each with."""
+    if is_small:
+        return [[5, 9, 40], [7] * 9], 3
+    return [[5, 9, 40], [7] * 30, list(range(3, 60)), [2, 2], [90, 8]], 20
+
+
+def _layers(is_small: bool) -> dict[str, int]:
+    return {"num_hidden_layers": 1} if is_small else {}
+
+
+def _answers(
+    folder: Path,
+    device: torch.device,
+    prompts: list[list[int]],
+    num_tokens: int,
+    **settings: str,
+) -> tuple[list[list[int]], str]:
+    """Greedy ids of each prompt, all in one batch in fp32; and the backend's name."""
+    config = EngineConfig(
+        model_dir=folder,
+        device=device.type,
+        dtype="float32",
+        cpu_backend="torch",
+        num_blocks=60,
+        block_size=8,
+        **settings,
+    )
+    runner = ModelRunner(config)
+    info = runner.load(lambda share, text: None)
+    driver = StepDriver(runner.execute, num_blocks=info.num_blocks, block_size=8)
+    requests = [make_request(prompt, str(row)) for row, prompt in enumerate(prompts)]
+    driver.run(requests, num_tokens, budget=24)
+    runner.close()
+    return [request.output_token_ids for request in requests], info.backend

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from kernels.backends import Backend
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
+from kernels.quant_linear import quant_linear, triton_quant_linear
+from kernels.quant_linear.packing import QuantWeight
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import penalise, sample
@@ -65,6 +68,19 @@ def write(op: Callable[..., Any], *before: Tensor, dtype: torch.dtype = BF16) ->
     op(*before, cache, cache, slots, key_scales=scales, value_scales=scales, **_TRITON)
 
 
+def multiply(
+    num_rows: int, dtype: torch.dtype = BF16, *, bits: int, with_mins: bool, num_splits: int = 1
+) -> None:
+    """The attention's output projection of an 8B model."""
+    num_columns, depth = 4096, 4096
+    groups = depth // 32
+    scales = meta(groups, num_columns, dtype=FP16)
+    quants = meta(groups * bits // 8, num_columns, 32, dtype=torch.uint8)
+    weight = QuantWeight(quants, scales, scales if with_mins else None, bits, depth)
+    with mock.patch.object(triton_quant_linear, "choose_num_splits", return_value=num_splits):
+        quant_linear(meta(num_rows, depth, dtype=dtype), weight, **_TRITON)
+
+
 def draw() -> None:
     whole, real = meta(16, dtype=torch.int64), meta(16, dtype=FP32)
     options = {"temperature": real, "top_k": whole, "top_p": real, "min_p": real}
@@ -98,6 +114,12 @@ CASES: dict[str, Callable[[], Any]] = {
         rotary_kv_write, _HEADS[:, :40], _HEADS[:, 40:], _ANGLES, dtype=torch.int8
     ),
     "silu_and_mul": lambda: silu_and_mul(meta(16, 28672), **_TRITON),
+    "quant_linear 4 bits, 1 row": lambda: multiply(1, bits=4, with_mins=False, num_splits=4),
+    "quant_linear 4 bits with mins, 16 rows": lambda: multiply(16, bits=4, with_mins=True),
+    "quant_linear 4 bits with mins, 64 rows": lambda: multiply(64, bits=4, with_mins=True),
+    "quant_linear 8 bits, 16 rows": lambda: multiply(16, bits=8, with_mins=False),
+    "quant_linear 8 bits, 64 rows": lambda: multiply(64, bits=8, with_mins=False),
+    "quant_linear 8 bits, 32 rows fp16": lambda: multiply(32, FP16, bits=8, with_mins=False),
     "sample": draw,
     "penalise": lower,
     "decode 64": lambda: _one_decode(64),
