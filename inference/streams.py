@@ -19,6 +19,8 @@ from inference.request import FinishReason
 class RequestStream:
     """Updates of one request: `async for update in stream`, or `get()` where there is no loop.
 
+    Who reads several streams, or must look up in time, sets `on_news` and calls `take`.
+
     The last update has `finish_reason` set. Closing it before then aborts the request.
     """
 
@@ -29,6 +31,8 @@ class RequestStream:
             on_close: called with the id, from the consumer's thread, when it leaves early.
         """
         self.request_id = request_id
+        # Called on the event loop when there may be something to take.
+        self.on_news: Callable[[], None] | None = None
         self._on_close = on_close
         self._lock = threading.Lock()
         # For `get`, which blocks; most streams are read by an event loop and never need it.
@@ -101,7 +105,7 @@ class RequestStream:
 
     async def __anext__(self) -> StreamUpdate:
         while True:
-            update = self._take()
+            update = self.take()
             if update is not None:
                 return update
             # Not whether it ended: that may have come since, and its update is still to be read.
@@ -128,7 +132,7 @@ class RequestStream:
                 self._num_blocked -= 1
             if not is_in_time:
                 raise TimeoutError(f"{self.request_id}: no update within {timeout} seconds.")
-        return self._take()
+        return self.take()
 
     def close(self) -> None:
         """Leave: a request that has not ended is aborted. Idempotent; the consumer's thread."""
@@ -145,7 +149,8 @@ class RequestStream:
     async def aclose(self) -> None:
         self.close()
 
-    def _take(self) -> StreamUpdate | None:
+    def take(self) -> StreamUpdate | None:
+        """What came since the last look, as one update; None when nothing did."""
         with self._lock:
             if not self._has_news:
                 return None
@@ -187,6 +192,8 @@ class RequestStream:
     def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self.on_news is not None:
+            self.on_news()
 
 
 def deliver_batch(streams: Iterable[RequestStream]) -> list[RequestStream]:

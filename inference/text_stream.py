@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -26,8 +27,11 @@ _LAST_UPDATE_S = 5.0
 class UpdateStream(Protocol):
     """What the generator needs of `streams.RequestStream`."""
 
+    on_news: Callable[[], None] | None
+
     async def __anext__(self) -> StreamUpdate: ...
-    async def aclose(self) -> None: ...
+    def take(self) -> StreamUpdate | None: ...
+    def close(self) -> None: ...
 
 
 class GeneratingEngine(Protocol):
@@ -46,6 +50,7 @@ class GeneratingEngine(Protocol):
 class TextStream:
     """Events of one generation; the last is its one GenerationFinished.
 
+    Read it with `async for`, or set `on_news` and `take` what is there.
     Close it, or use it in `async with`: leaving before the last event, and cancelling a pending
     `__anext__`, abort the request. The counts stay readable and true afterwards.
     """
@@ -75,6 +80,25 @@ class TextStream:
     def num_completion_tokens(self) -> int:
         """Tokens that the engine made, up to the one that completed a stop string."""
         return self._detokenizer.num_tokens
+
+    @property
+    def on_news(self) -> Callable[[], None] | None:
+        """Called on the event loop when there may be something to take."""
+        return self._updates.on_news
+
+    @on_news.setter
+    def on_news(self, call: Callable[[], None] | None) -> None:
+        self._updates.on_news = call
+
+    def take(self) -> list[TextEvent]:
+        """The events since the last look, without waiting."""
+        if self.finish_reason is None:
+            update = self._updates.take()
+            if update is not None:
+                self._absorb(update)
+        events = list(self._events)
+        self._events.clear()
+        return events
 
     def __aiter__(self) -> Self:
         return self
@@ -112,10 +136,10 @@ class TextStream:
         finally:
             self.finish_reason = self.finish_reason or FinishReason.ABORT
             self._events.clear()
-            await self._updates.aclose()
+            self._updates.close()
 
     async def _read(self) -> None:
-        """Take the next update and turn it into events."""
+        """Wait for the next update and turn it into events."""
         try:
             update = await anext(self._updates)
         except StopAsyncIteration:
@@ -127,13 +151,16 @@ class TextStream:
         except asyncio.CancelledError:
             self._engine.abort(self.request_id)
             raise
+        self._absorb(update)
+
+    def _absorb(self, update: StreamUpdate) -> None:
         self._add_waiting_events(update)
         self._add_text(self._detokenizer.feed(update.token_ids, update.logprobs))
         if self._detokenizer.stop_found is not None:
             stop = self._detokenizer.stop_found
             self._engine.abort(self.request_id, FinishReason.STOP, stop)
             self._finish(FinishReason.STOP, stop)
-            await self._updates.aclose()
+            self._updates.close()
         elif update.finish_reason is not None:
             self._finish(update.finish_reason, update.finish_detail)
 

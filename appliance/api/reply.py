@@ -4,7 +4,6 @@
 so that a caller who was busy sending finds several tokens at once and sends them in one piece.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from appliance.errors import (
 )
 from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import gateway_is_admitting
+from appliance.serving.news import News
 from appliance.serving.services import Generation, generation_open
 from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest
 
@@ -103,15 +103,13 @@ class Reply:
         self._choices_per_prompt = choices_per_prompt
         self._key_id = key_id
         self._key_check_at = time.monotonic() + KEY_CHECK_S
-        self._events: list[tuple[int, GenerationEvent]] = []
         self._failure: ApplianceError | None = None
         self._failure_is_next = False
-        self._num_open = len(generations)
-        self._wake: asyncio.Future[None] | None = None
-        self._pumps: list[asyncio.Task[None]] = []
-        self._loop = asyncio.get_running_loop()
-        self._wake_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        # By number; one leaves when its last event is taken.
+        self._open = dict(enumerate(generations))
+        self._news = News()
+        for generation in generations:
+            generation.listen(self._news)
 
     @property
     def request_id(self) -> str:
@@ -123,15 +121,11 @@ class Reply:
         Raises:
             ApplianceError: a generation failed or was stopped, or the key was revoked.
         """
-        if not self._pumps:
-            self._pumps = [
-                asyncio.create_task(self._pump(index, generation))
-                for index, generation in enumerate(self.generations)
-            ]
-        if not self._events and self._num_open and self._failure is None:
-            await self._wait(timeout_s)
+        events = self._take()
+        if not events and self._open and self._failure is None:
+            await self._news.wait(timeout_s)
+            events = self._take()
         await self._check_key()
-        events, self._events = self._events, []
         if events and not self._failure_is_next:
             pieces = self._pieces(events)
             # What was said before a failure is still given; then nothing of any choice is.
@@ -139,7 +133,12 @@ class Reply:
             return pieces
         if self._failure is not None:
             raise self._failure
-        return [] if self._num_open else None
+        return [] if self._open else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was given: the next call would say None."""
+        return not self._open and self._failure is None
 
     def usage(self) -> UsageCount:
         """Each prompt once, every choice's answer."""
@@ -153,55 +152,27 @@ class Reply:
 
     async def aclose(self) -> None:
         """End what still runs. Safe twice and when cancelled."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for pump in self._pumps:
-            pump.cancel()
+        self._news.close()
         for generation in self.generations:
             generation.close_soon()
         for generation in self.generations:
             await generation.aclose()
 
-    async def _pump(self, index: int, generation: Generation) -> None:
-        try:
-            async for event in generation:
-                self._events.append((index, event))
-                self._notify()
-        # An edge like that of a socket's task: whatever happens in there, the caller is told.
-        except Exception as exc:
-            if isinstance(exc, ApplianceError):
-                self._failure = exc
-            else:
-                logger.exception("generation %s broke", generation.request_id)
-                self._failure = GenerationFailed("The server failed during this answer.")
-        finally:
-            self._num_open -= 1
-            self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    async def _wait(self, timeout_s: float) -> None:
-        self._wake = self._loop.create_future()
-        self._wake_at = self._loop.time() + timeout_s
-        # A timer a token would cost more than the token: one that runs early is set again.
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
-        elif self._timer.when() > self._wake_at:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
-        try:
-            await self._wake
-        finally:
-            self._wake = None
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._loop.time() >= self._wake_at:
-            self._notify()
-        elif self._num_open:
-            self._timer = self._loop.call_at(self._wake_at, self._on_timer)
+    def _take(self) -> list[tuple[int, GenerationEvent]]:
+        """What all choices said since the last look."""
+        events: list[tuple[int, GenerationEvent]] = []
+        for index, generation in tuple(self._open.items()):
+            try:
+                taken = generation.take()
+            # An edge like that of a socket's task: whatever happens there, the caller is told.
+            except Exception as exc:
+                del self._open[index]
+                self._failure = _failure_of(exc, generation)
+                continue
+            events += [(index, event) for event in taken]
+            if taken and isinstance(taken[-1], Finished):
+                del self._open[index]
+        return events
 
     def _pieces(self, events: list[tuple[int, GenerationEvent]]) -> list[Piece]:
         pieces: dict[int, Piece] = {}
@@ -237,6 +208,13 @@ def _read_calls(piece: Piece, reader: CallReader) -> None:
         piece.text += text
         piece.calls += calls
     piece.has_called = reader.num_calls > 0
+
+
+def _failure_of(exc: Exception, generation: Generation) -> ApplianceError:
+    if isinstance(exc, ApplianceError):
+        return exc
+    logger.error("generation %s broke", generation.request_id, exc_info=exc)
+    return GenerationFailed("The server failed during this answer.")
 
 
 def _broken(event: Finished) -> ApplianceError:

@@ -64,20 +64,23 @@ async def event_stream(
     try:
         yield frames.start(len(reply.generations))
         sent_at = time.monotonic()
-        while True:
+        is_whole = False
+        while not is_whole:
             quiet_s = time.monotonic() - sent_at
-            pieces = await reply.next_pieces(min(KEEP_ALIVE_S - quiet_s, KEY_CHECK_S))
-            if pieces is None:
-                break
+            pieces = await reply.next_pieces(min(KEEP_ALIVE_S - quiet_s, KEY_CHECK_S)) or ()
+            is_whole = reply.is_whole
             chunk = b"".join([frames.piece(piece) for piece in pieces])
-            if not chunk and time.monotonic() - sent_at >= KEEP_ALIVE_S:
+            if is_whole and before_end is None:
+                # The last words and the end are one piece on the wire.
+                chunk += frames.end(reply.usage())
+            elif not chunk and time.monotonic() - sent_at >= KEEP_ALIVE_S:
                 chunk = frames.keep_alive
             if chunk:
                 yield chunk
                 sent_at = time.monotonic()
         if before_end is not None:
             await before_end()
-        yield frames.end(reply.usage())
+            yield frames.end(reply.usage())
     except ApplianceError as exc:
         yield frames.error(exc)
     finally:

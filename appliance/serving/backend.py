@@ -1,6 +1,6 @@
 """The small protocol behind the gateway. The in-process engine is the first implementation."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,10 @@ class Prepared(Protocol):
 class TokenStream(Protocol):
     """Events of one queued generation. Ends with exactly one `Finished`.
 
+    Read without waiting: `take` until it gives nothing, then wait until `on_news` is called, which
+    happens on the event loop and may happen in vain. A task woken for each source, and another for
+    each reader, cost more than the text.
+
     `aclose()` aborts it, gives its memory back, and is safe to call at any time and twice. The
     counts stay readable afterwards and are the truth, also after an abort.
     """
@@ -38,7 +42,8 @@ class TokenStream(Protocol):
     @property
     def completion_tokens(self) -> int: ...
 
-    def __aiter__(self) -> AsyncIterator[GenerationEvent]: ...
+    def listen(self, on_news: Callable[[], None]) -> None: ...
+    def take(self) -> Sequence[GenerationEvent]: ...
     async def aclose(self) -> None: ...
 
 

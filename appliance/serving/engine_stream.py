@@ -2,13 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from appliance.serving.types import Caller, Finished, GenerationEvent
-
-# How long a closing stream waits for the reader that holds it.
-_READER_WAIT_S = 10.0
 
 
 class SourceStream(Protocol):
@@ -17,10 +14,11 @@ class SourceStream(Protocol):
     request_id: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    on_news: Callable[[], None] | None
 
     @property
     def num_completion_tokens(self) -> int: ...
-    async def __anext__(self) -> Any: ...
+    def take(self) -> Sequence[Any]: ...
     async def aclose(self) -> None: ...
 
 
@@ -36,7 +34,7 @@ def labels_of(caller: Caller) -> Mapping[str, str]:
 
 
 class EngineStream:
-    """One queued generation. One task may iterate it while another closes it."""
+    """One queued generation."""
 
     def __init__(
         self,
@@ -48,9 +46,8 @@ class EngineStream:
         self._abort = abort
         self._translate = translate
         self._opened_s = time.monotonic()
-        self._is_reading = False
-        # Made by who closes while another task reads; done when that one has left the stream.
-        self._reader_left: asyncio.Future[None] | None = None
+        self._is_finished = False
+        self._on_news: Callable[[], None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -69,25 +66,19 @@ class EngineStream:
     def completion_tokens(self) -> int:
         return self._stream.num_completion_tokens
 
-    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
-        is_finished = False
-        while not is_finished:
-            if self._closing is not None:
-                await asyncio.shield(self._closing)
-                yield self._closed_event()
-                return
-            event = self._translate(await self._next())
-            is_finished = isinstance(event, Finished)
-            yield event
+    def listen(self, on_news: Callable[[], None]) -> None:
+        self._on_news = self._stream.on_news = on_news
 
-    async def _next(self) -> Any:
-        self._is_reading = True
-        try:
-            return await anext(self._stream)
-        finally:
-            self._is_reading = False
-            if self._reader_left is not None and not self._reader_left.done():
-                self._reader_left.set_result(None)
+    def take(self) -> Sequence[GenerationEvent]:
+        if self._is_finished:
+            return ()
+        if self._closing is None:
+            events = [self._translate(event) for event in self._stream.take()]
+        else:
+            # What comes until it is closed is counted by the source's `aclose`.
+            events = [self._closed_event()] if self._closing.done() else []
+        self._is_finished = bool(events) and isinstance(events[-1], Finished)
+        return events
 
     def _closed_event(self) -> Finished:
         return Finished(
@@ -103,12 +94,13 @@ class EngineStream:
     async def aclose(self) -> None:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
+            self._closing.add_done_callback(self._tell_closed)
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._abort()
-        # Two tasks must not read the engine's stream at once: the reader gets its end first.
-        if self._is_reading:
-            self._reader_left = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._reader_left], timeout=_READER_WAIT_S)
         await self._stream.aclose()
+
+    def _tell_closed(self, closing: "asyncio.Future[None]") -> None:
+        if self._on_news is not None:
+            self._on_news()

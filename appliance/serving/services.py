@@ -29,6 +29,7 @@ from appliance.serving.booking import book, in_db_thread, keep
 from appliance.serving.gateway import get_admitting_backend
 from appliance.serving.live_settings import engine_tune as engine_tune
 from appliance.serving.metrics import generation_observe
+from appliance.serving.news import News
 from appliance.serving.turns import Told, in_turn, turn_check, turns_changed
 from appliance.serving.types import (
     Delta,
@@ -163,7 +164,7 @@ def _close_unwanted(task: "asyncio.Future[Generation]") -> None:
 
 
 class Generation:
-    """One running generation. Iterate it once; close it always."""
+    """One running generation. Iterate it once, or `listen` and `take`; close it always."""
 
     def __init__(
         self,
@@ -191,11 +192,29 @@ class Generation:
         """Tokens generated so far; the truth also after an early end."""
         return self._meter.stream.completion_tokens
 
+    def listen(self, news: News) -> None:
+        """Ring `news` when there may be something to take. It must not know this object."""
+        self._meter.stream.listen(news.ring)
+
+    def take(self) -> Sequence[GenerationEvent]:
+        """The events since the last look, without waiting. Raises what broke the back end."""
+        events = self._meter.stream.take()
+        for event in events:
+            self._meter.note(event)
+        return events
+
     async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+        news = News()
+        self.listen(news)
         try:
-            async for event in self._meter.stream:
-                self._meter.note(event)
-                yield event
+            while True:
+                events = self.take()
+                for event in events:
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                if not events:
+                    await news.wait()
         finally:
             await self.aclose()
 

@@ -20,6 +20,7 @@ from appliance.serving.types import (
     Queued,
     Reading,
 )
+from tests.appliance.scripted_stream import ScriptedStream
 
 MODEL = ModelInfo(
     name="scripted",
@@ -45,7 +46,7 @@ class FakePrepared:
 
 
 @dataclass
-class FakeStream:
+class FakeStream(ScriptedStream):
     backend: "FakeBackend"
     request: GenerationRequest
     request_id: str
@@ -56,7 +57,11 @@ class FakeStream:
     closed: bool = False
     aborted_because: str | None = None
 
-    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+    @property
+    def most_at_once(self) -> int:
+        return self.backend.events_at_once
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
         backend = self.backend
         if backend.queued_ahead:
             yield Queued(ahead=backend.queued_ahead, estimated_wait_s=2.0)
@@ -115,6 +120,7 @@ class FakeStream:
     async def aclose(self) -> None:
         self.closed = True
         self.backend.running.pop(self.request_id, None)
+        await super().aclose()
 
 
 @dataclass
@@ -122,6 +128,8 @@ class FakeBackend:
     """Implements `appliance.serving.backend.Backend`. A prompt costs a token a word."""
 
     words: Sequence[str] = ("Paris", " is", " the", " capital", ".")
+    # Events that are ready together, as when a reader was busy meanwhile.
+    events_at_once: int = 1
     queued_ahead: int = 0
     hold_after: int | None = None
     fail_after: int | None = None

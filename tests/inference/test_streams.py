@@ -112,7 +112,7 @@ async def test_an_async_reader_gets_every_token_once_and_ends():
 async def test_an_end_that_comes_just_after_the_reader_looked_is_not_lost():
     """A28: the engine's thread ends the stream between the reader's look and its wait."""
     stream = make_stream()
-    look = stream._take
+    look = stream.take
 
     def look_and_end():
         found = look()
@@ -120,7 +120,7 @@ async def test_an_end_that_comes_just_after_the_reader_looked_is_not_lost():
         deliver_batch([stream])
         return found
 
-    stream._take = look_and_end
+    stream.take = look_and_end
     async with asyncio.timeout(10):
         assert (await anext(stream)).finish_reason is FinishReason.STOP
     assert await anext(stream, "ended") == "ended"

@@ -51,10 +51,11 @@ async def test_deltas_that_are_ready_together_travel_in_one_frame(
     caller: Caller, backend: FakeBackend
 ) -> None:
     backend.words = ["word "] * 300
+    backend.events_at_once = 30
     *frames, _ = await (await caller.chat(stream=True)).events()
     texts = [frame["choices"][0]["delta"].get("content", "") for frame in frames]
     assert "".join(texts) == "word " * 300
-    assert len(frames) < 300
+    assert len(frames) == 13
 
 
 async def test_a_delta_is_sent_at_once_when_nothing_more_is_ready(

@@ -90,7 +90,7 @@ async def test_b08_a_broken_back_end_is_told_in_generic_words(
         yield Delta("Par", 1)
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(FakeStream, "__aiter__", break_down)
+    monkeypatch.setattr(FakeStream, "events", break_down)
     *_, last = await (await caller.chat(stream=True)).events()
     assert last["error"]["code"] == "generation_failed"
     assert "secret" not in str(last)
@@ -195,14 +195,14 @@ async def test_a_running_answer_does_not_ask_the_database_for_every_token(
 async def test_cached_prompt_tokens_are_told(
     caller: Caller, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = FakeStream.__aiter__
+    real = FakeStream.events
 
     async def cached(self: FakeStream) -> AsyncIterator[GenerationEvent]:
         async for event in real(self):
             is_end = isinstance(event, Finished)
             yield dataclasses.replace(event, cached_tokens=4) if is_end else event
 
-    monkeypatch.setattr(FakeStream, "__aiter__", cached)
+    monkeypatch.setattr(FakeStream, "events", cached)
     body = await (await caller.chat()).json()
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 

@@ -105,7 +105,7 @@ $\\href{javascript:alert(1)}{x}$ and the end.
 class SlowStream(FakeStream):
     delay_s: float = 0.03
 
-    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
+    async def events(self) -> AsyncIterator[GenerationEvent]:
         asked = str(self.request.messages[-1]["content"]).lower()
         text = next(
             (t for w, t in (("table", TABLE), ("code", CODE), ("hostile", HOSTILE)) if w in asked),

@@ -14,6 +14,7 @@ from appliance.serving.booking import bookings_wait
 from appliance.serving.gateway import gateway_close, gateway_remove, gateway_stopping
 from tests.appliance.chat.browser import WAIT_S, holds, sign_in, socket_for
 from tests.appliance.limits import only_limit, tokens_a_day
+from tests.appliance.scripted_stream import ScriptedStream
 
 ANSWER = "Paris is the capital."
 
@@ -248,15 +249,12 @@ async def test_an_admins_abort_is_shown_as_interrupted(tabs, backend, bob):
 async def test_a_broken_stream_ends_with_a_general_error(tabs, backend, bob, monkeypatch, caplog):
     """B08: no traceback reaches the browser."""
 
-    class Boom:
+    class Boom(ScriptedStream):
         request_id, prompt_tokens, cached_tokens, completion_tokens = "r", 1, 0, 0
 
-        async def __aiter__(self):
+        async def events(self):
             raise RuntimeError("secret detail")
             yield
-
-        async def aclose(self):
-            pass
 
     async def generate(prepared):
         return Boom()
