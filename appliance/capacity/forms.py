@@ -13,6 +13,10 @@ def _input(**attrs: str) -> forms.TextInput:
     return forms.TextInput(attrs={"class": "input", "autocomplete": "off", **attrs})
 
 
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
 class CapacityForm(forms.Form):
     mix = forms.ChoiceField(
         label="Requests look like", widget=forms.Select(attrs={"class": "select"})
@@ -63,6 +67,22 @@ class CapacityForm(forms.Form):
         # What the team really does is the best basis, where there is one.
         names.sort(key=lambda pair: pair[0] != TEAM)
         self.fields["mix"].choices = names
+
+    @staticmethod
+    def values_of(plan: Plan) -> dict[str, object]:
+        """What the fields show for a plan, so that a test can be repeated or varied."""
+        itl_s = plan.limits.itl_p95_s
+        return {
+            "mix": plan.mix,
+            "levels": ", ".join(str(users) for users in plan.levels),
+            "ttft": _plain(plan.limits.ttft_p95_s),
+            "itl": _plain(itl_s and itl_s * 1000),
+            "speed": _plain(plan.limits.user_tokens_per_s),
+            "level_s": f"{plan.level_s:.0f}",
+            "guard": plan.guard_s is not None,
+            "low_priority": plan.is_low_priority,
+            "raise_slots": plan.raises_slots,
+        }
 
     def clean_levels(self) -> tuple[int, ...]:
         try:

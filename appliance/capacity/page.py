@@ -9,7 +9,7 @@ from appliance.capacity.figures import Level
 from appliance.capacity.mix import NAMES
 from appliance.capacity.models import CapacityRun
 from appliance.capacity.plan import Plan
-from appliance.capacity.recommend import Advice, faults, number, seconds
+from appliance.capacity.recommend import Advice, faults, milliseconds, number, seconds
 from appliance.capacity.selectors import advice_of, levels_of
 from appliance.capacity.services import SLOW_PICK_UP
 from appliance.capacity.table import gibibytes
@@ -88,7 +88,7 @@ def compared(one: CapacityRun, other: CapacityRun) -> list[dict[str, Any]]:
             {
                 "users": users,
                 "ttft": [seconds(level and level.ttft_p95_s) for level in pair],
-                "itl": [seconds(level and level.itl_p95_s) for level in pair],
+                "itl": [milliseconds(level and level.itl_p95_s) for level in pair],
                 "speed": ["–" if level is None else number(level.tokens_per_s) for level in pair],
                 "change": _change(*pair),
             }
@@ -122,7 +122,7 @@ def _row(level: Level, plan: Plan, advice: Advice) -> dict[str, Any]:
         "is_best": level.users == advice.users,
         "is_knee": level.users == advice.knee,
         "ttft": seconds(level.ttft_p95_s),
-        "itl": seconds(level.itl_p95_s),
+        "itl": milliseconds(level.itl_p95_s),
         "speed": number(level.tokens_per_s),
         "each": number(level.user_tokens_per_s),
         "queue": seconds(level.queue_p95_s),

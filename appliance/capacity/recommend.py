@@ -45,7 +45,7 @@ def faults(level: Level, limits: Limits) -> dict[str, str]:
         found["ttft_p95_s"] = f"the first token {took} (limit {seconds(limits.ttft_p95_s)})"
     if limits.itl_p95_s is not None and itl is not None and itl > limits.itl_p95_s:
         found["itl_p95_s"] = (
-            f"the next token takes {seconds(itl)} (limit {seconds(limits.itl_p95_s)})"
+            f"the next token takes {milliseconds(itl)} (limit {milliseconds(limits.itl_p95_s)})"
         )
     least = limits.user_tokens_per_s
     if least is not None and level.user_tokens_per_s < least:
@@ -137,6 +137,11 @@ def seconds(value: float | None) -> str:
     if value < 0.1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def milliseconds(value: float | None) -> str:
+    """For times between tokens: one unit, so that a column and its limit compare at a glance."""
+    return "–" if value is None else f"{value * 1000:,.0f} ms"
 
 
 def number(value: float) -> str:

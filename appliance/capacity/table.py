@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from appliance.capacity.figures import Level
-from appliance.capacity.recommend import Limits, faults, number, seconds
+from appliance.capacity.recommend import Limits, faults, milliseconds, number, seconds
 
 HEADS = (
     "N", "requests", "failed", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95", "tok/s", "tok/s each",
@@ -22,8 +22,8 @@ def cells(level: Level, limits: Limits) -> tuple[str, ...]:
         str(level.errors),
         seconds(level.ttft_p50_s),
         seconds(level.ttft_p95_s),
-        seconds(level.itl_p50_s),
-        seconds(level.itl_p95_s),
+        milliseconds(level.itl_p50_s),
+        milliseconds(level.itl_p95_s),
         number(level.tokens_per_s),
         number(level.user_tokens_per_s),
         seconds(level.queue_p95_s),

@@ -26,7 +26,7 @@ from appliance.errors import ApplianceError, NotFound
 @require_GET
 @admin_required
 def capacity(request: HttpRequest) -> HttpResponse:
-    return _page(request, CapacityForm(team=team_mix()))
+    return _page(request, CapacityForm(team=team_mix(), initial=_last_values()))
 
 
 @never_cache
@@ -98,7 +98,16 @@ def _page(request: HttpRequest, form: CapacityForm, status: int = 200) -> HttpRe
     if chosen is not None and other is not None and other.pk != chosen.pk:
         context["other"] = page.shown(other, None)
         context["compared"] = page.compared(chosen, other)
+        # In the table's heads: what tells the two apart.
+        is_one_day = chosen.created_at.date() == other.created_at.date()
+        context["short"] = "H:i" if is_one_day else "j M"
     return render(request, "capacity/capacity.html", context, status=status)
+
+
+def _last_values() -> dict[str, object]:
+    """As the newest test was asked for."""
+    newest = CapacityRun.objects.first()
+    return {} if newest is None else CapacityForm.values_of(Plan.from_dict(newest.plan))
 
 
 def _chosen(request: HttpRequest, name: str, runs: list[CapacityRun]) -> CapacityRun | None:

@@ -56,11 +56,12 @@ function axes(chart, { x, y, times, speeds, right, most }) {
 const placed = (points, { x, y }) => points.map((point) => ({ ...point, x: x(point.speed), y: y(point.ttft) }));
 const curve = (points) => points.map((point, i) => `${i ? 'L' : 'M'}${point.x.toFixed(1)} ${point.y.toFixed(1)}`).join('');
 
-function words(point, chart) {
+// In a narrow chart the figures stay in the table.
+function words(point, chart, isNarrow) {
   const names = [point.users === chart.knee && 'the knee', point.users === chart.best && 'the best'].filter(Boolean);
-  if (point.users === chart.best) return `${point.users}: ${names.join(' and ')}, ${rate(point.speed)} tok/s at ${seconds(point.ttft)}`;
   if (!point.good) return `${point.users}: too slow`;
-  return names.length ? `${point.users}: ${names[0]}` : String(point.users);
+  const label = names.length ? `${point.users}: ${names.join(' and ')}` : String(point.users);
+  return point.users === chart.best && !isNarrow ? `${label}, ${rate(point.speed)} tok/s at ${seconds(point.ttft)}` : label;
 }
 
 // Small boxes along the curve and around its points: where a label would be hard to read.
@@ -102,7 +103,7 @@ function marks(chart, points, before, right) {
     else parts.push(svg('path', { class: 'bad-mark', d: `m${point.x - 5} ${point.y - 5} 10 10m0-10-10 10` }));
   }
   // The longest labels first: they have the fewest places.
-  const labels = points.map((point) => [point, words(point, chart)]).sort((a, b) => b[1].length - a[1].length);
+  const labels = points.map((point) => [point, words(point, chart, right < 560)]).sort((a, b) => b[1].length - a[1].length);
   for (const [point, content] of labels) {
     const box = place(point, content, taken, right);
     taken.push(box);

@@ -14,6 +14,10 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
   if (!root.dataset.theme) dispatchEvent(new Event('themechange'));
 });
 
+// On a narrow screen the pages' names scroll sideways: the current one is brought into sight.
+const here = document.querySelector('.topbar nav [aria-current]'), names = here?.parentElement;
+if (names && names.scrollWidth > names.clientWidth) names.scrollLeft = here.offsetLeft - names.offsetLeft - 40;
+
 // data-copy="id" copies that element's text and says so in the button's [data-label].
 for (const button of document.querySelectorAll('[data-copy]')) {
   button.addEventListener('click', async () => {

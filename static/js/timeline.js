@@ -39,8 +39,8 @@ export class Timeline {
     this.#ink ??= { surface: token('--surface'), line: token('--line'), text: token('--text-2'), faint: token('--text-3'), danger: token('--danger'), idle: token('--block-cached'), row: token('--block-free'), font: token('--font'), hues: new Map() };
     c.font = `${this.#row < 16 ? 11 : 12}px ${this.#ink.font}`;
     c.textBaseline = 'middle';
-    const running = this.#names(isStatic ? replay.bars.filter((bar) => bar.end >= now && bar.from < now) : actual.filter((bar) => bar.live), slots);
-    this.#right = Math.min(110, Math.max(44, ...running.map((name) => c.measureText(name).width)) + 14);
+    const running = this.#names(isStatic ? replay.bars.filter((bar) => bar.end >= now && bar.from < now) : actual.filter((bar) => bar.live), slots, width > 600 ? 20 : 12);
+    this.#right = Math.min(150, Math.max(44, ...running.map((name) => c.measureText(name).width)) + 14);
     const X = (t) => LEFT + (t - now + SPAN) / SPAN * (width - LEFT - this.#right);
     this.#frame(c, X, width, height, slots, running, isStatic);
     c.save();
@@ -66,13 +66,13 @@ export class Timeline {
 
   get #effective() { return this.#model.state.slots?.effective ?? 1; }
 
-  #names(bars, slots) {
+  #names(bars, slots, most) {
     const names = Array(slots).fill('');
     for (const bar of bars) {
       const slot = bar.slot ?? bar.segments.at(-1).slot;
       if (slot >= 0 && slot < slots) names[slot] = this.#model.user(bar.row).name;
     }
-    return names.map((name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name));
+    return names.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name));
   }
 
   #colour(row) {
@@ -90,7 +90,8 @@ export class Timeline {
 
   #frame(c, X, width, height, slots, running, isStatic) {
     const ink = this.#ink, now = this.#model.now;
-    for (let back = SPAN; back >= 0; back -= 20) {
+    const apart = width < 480 ? 40 : 20;
+    for (let back = SPAN; back >= 0; back -= apart) {
       const x = X(now - back);
       c.fillStyle = ink.line;
       c.fillRect(Math.round(x), TOP - 4, 1, height - TOP);

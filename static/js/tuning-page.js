@@ -56,6 +56,7 @@ function showRow(row) {
   else if (!changed && setting.requested !== setting.effective) text = `${words(setting.effective)}, ${setting.requested === 'auto' ? 'chosen by the server' : `not ${words(setting.requested)}`}${setting.reason ? `: ${setting.reason}` : ''}.`;
   if (field) field.setAttribute('aria-invalid', String(value === undefined));
   why.hidden = !text;
+  why.classList.toggle('is-chosen', value !== undefined && setting.requested === 'auto');
   setText(why.lastElementChild, text);
 }
 
@@ -92,6 +93,14 @@ async function look() {
   } catch { /* the next look tells */ }
 }
 
+// The list of past changes is the server's words: taken from the page as it is now.
+async function showHistory() {
+  const response = await fetch(location.href, { credentials: 'same-origin' }).catch(() => null);
+  if (!response?.ok) return;
+  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html').querySelector('#history');
+  if (fresh) find('#history').replaceWith(document.adoptNode(fresh));
+}
+
 function complain(error) {
   find('#conflict').hidden = error?.status !== 409;
   const refused = find('#refused');
@@ -109,6 +118,7 @@ async function send(wanted, done) {
     version = newState.settings_version;
     state = newState;
     done();
+    showHistory();
   } catch (error) {
     complain(error);
     if (error.status === 409) {
@@ -142,8 +152,9 @@ discardButton.addEventListener('click', () => {
   version = state.settings_version;
   draw();
 });
-for (const button of document.querySelectorAll('[data-back]')) {
-  button.addEventListener('click', () => send(JSON.parse(button.dataset.back), () => location.reload()));
-}
+document.addEventListener('click', (event) => {
+  const back = event.target.closest('[data-back]');
+  if (back) send(JSON.parse(back.dataset.back), () => toast('Gone back to before.'));
+});
 look();
 setInterval(() => { if (!document.hidden) look(); }, LOOK_EVERY_MS);

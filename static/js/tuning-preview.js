@@ -5,7 +5,16 @@ import { bytes, count, make, many, percent, seconds, setText } from './words.js'
 
 const REPLAYED = ['slots', 'reserved_interactive_slots', 'max_model_len', 'max_running_per_owner', 'admission_headroom', 'kv_memory_share'];
 const WAIT_MS = 200;
-const cell = (name, text) => setText(document.querySelector(`[data-cell="${name}"]`), text);
+const found = (name) => document.querySelector(`[data-cell="${name}"]`);
+const cell = (name, text) => setText(found(name), text);
+
+// Blocks with what they take in bytes below.
+function sized(name, blocks, eachBytes) {
+  const size = bytes(blocks * eachBytes);
+  if (found(name).dataset.shown === `${blocks} ${size}`) return;
+  found(name).dataset.shown = `${blocks} ${size}`;
+  found(name).replaceChildren(`${count(blocks)} `, make('span', { class: 'unit' }, size));
+}
 
 export class TuningPreview {
   #replayed = ''; #timer = 0;
@@ -35,8 +44,8 @@ export class TuningPreview {
       plan.blocks = plan.slots * plan.each;
       cell(`slots-${name}`, name === 'after' && changes.slots === 'auto' ? 'auto' : count(plan.slots));
       cell(`context-${name}`, count(plan.context));
-      cell(`blocks-${name}`, `${count(plan.blocks)} · ${bytes(plan.blocks * kv.bytes_per_block)}`);
-      cell(`pool-${name}`, `${count(plan.total)} · ${bytes(plan.total * kv.bytes_per_block)}`);
+      sized(`blocks-${name}`, plan.blocks, kv.bytes_per_block);
+      sized(`pool-${name}`, plan.total, kv.bytes_per_block);
       cell(`share-${name}`, percent(plan.blocks, plan.total));
       cell(`whole-${name}`, count(Math.floor(plan.total / plan.each)));
     }

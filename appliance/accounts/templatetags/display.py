@@ -15,6 +15,16 @@ def grouped(number: int) -> str:
 
 
 @register.filter
+def size(num_bytes: float) -> str:
+    """`351 MiB`, `8.0 GiB`: the units of the live page."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= unit:
+            value = num_bytes / unit
+            return f"{value:,.0f} {name}" if value >= 100 else f"{value:.1f} {name}"
+    return f"{num_bytes:.0f} B"
+
+
+@register.filter
 def ago(moment: datetime) -> str:
     """`now`, `4 min ago`, `3 h ago`, then the date."""
     now = timezone.now()

@@ -10,7 +10,7 @@ from django.utils import timezone
 from appliance.account_page.usage_chart import short_count, usage_chart
 from appliance.accounts.models import User
 from appliance.api_keys.models import ApiKey
-from appliance.api_keys.services import api_key_authenticate, api_key_issue
+from appliance.api_keys.services import api_key_authenticate, api_key_issue, api_key_revoke
 from appliance.errors import NotAuthenticated
 from appliance.quotas.limits import quota_day
 from appliance.quotas.models import UsageRecord
@@ -85,6 +85,17 @@ def test_revoking_takes_effect_at_once(bobs: Client, bob: User) -> None:
     assert "Key “report” revoked" in page
     with pytest.raises(NotAuthenticated):
         api_key_authenticate(f"Bearer {secret}", scope="chat")
+
+
+def test_a_test_key_that_is_over_is_not_listed(bobs: Client, bob: User) -> None:
+    kept, _ = api_key_issue(bob, "report")
+    internal, _ = api_key_issue(bob, "Capacity test", source="capacity")
+    assert "Capacity test" in bobs.get("/account/").content.decode()
+    api_key_revoke(kept)
+    api_key_revoke(internal)
+    page = bobs.get("/account/").content.decode()
+    assert "Capacity test" not in page
+    assert "report" in page
 
 
 def test_c04_the_keys_of_somebody_else_are_neither_shown_nor_revocable(

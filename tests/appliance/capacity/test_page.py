@@ -84,6 +84,13 @@ def test_before_the_first_test_the_page_says_what_it_is_for(admin: Client) -> No
     assert 'id="apply"' not in text
 
 
+def test_the_form_starts_as_the_newest_test_was_asked_for(admin: Client, alice: User) -> None:
+    make_run(alice)
+    page = html(admin)
+    assert 'name="levels" value="1, 2, 4, 8, 16"' in page
+    assert 'name="itl" value="35"' in page
+
+
 def test_without_an_engine_the_page_still_shows_results(admin: Client, alice: User) -> None:
     make_run(alice)
     gateway_remove()

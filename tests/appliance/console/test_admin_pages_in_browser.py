@@ -29,6 +29,21 @@ def test_every_page_fits_into_1000_pixels_and_the_bar_on_one_line(
     assert nav["x"] + nav["width"] <= end["x"]
 
 
+@pytest.mark.parametrize("width", [390, 820])
+def test_no_page_for_admins_scrolls_sideways_on_a_small_screen(
+    page: Page, server: Server, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    paths = [f"/console/{name}/" for name in (*PAGES, "tuning", "capacity", "groups")]
+    for path in ("/console/", "/account/", "/console/service-accounts/", *paths):
+        page.goto(server.url + path)
+        too_wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+        assert too_wide <= 0, path
+        current = page.locator("header.topbar nav [aria-current=page]")
+        if path != "/account/":
+            expect(current).to_be_in_viewport(ratio=1)
+
+
 def test_the_reach_that_is_shown_was_measured(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/console/exposure/")
     for part in ("Chat", "API", "Console", "Metrics"):
