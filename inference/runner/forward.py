@@ -40,7 +40,7 @@ class Forward(Protocol):
     def forward(self, batch: InputBatch) -> Tensor:
         """[num_samples, vocab] float32 on the batch's device, one row for each logits index.
 
-        The caller may change the returned tensor. Tokens of requests that do not sample are
+        The caller may change the returned tensor; the next call may overwrite it. Tokens of requests that do not sample are
         computed for their k and v only.
         """
 

@@ -81,7 +81,7 @@ BH_INLINE StepMemory step_at(float* memory) {
 }
 
 int64_t amx_attention_scratch(const AttentionArgs& args) {
-  if (!has_amx_shape(args)) return tile_attention_scratch(args);
+  if (!has_amx_shape(args)) return avx512_attention_scratch(args);
   const int64_t several = state_floats(args, query_tiles(args, amx_query_rows(args)));
   const int64_t single = args.num_kv_heads * state_floats(args, query_tiles(args, 1));
   return step_floats(args) + (several > single ? several : single);
@@ -362,12 +362,12 @@ void finish_queries(const AttentionArgs& args, const AttentionItem& item, int64_
     const float* sums = state.sums + column * dim;
     if (item.partial) {
       float* part = item.partial + head * (dim + 2);
-      store_sum<bf16>(sums, dim, 1.0f, part);
+      store_pair_sum(sums, dim, 1.0f, part);
       part[dim] = state.maximum[column];
       part[dim + 1] = state.weight_sum[column];
     } else {
       Act* out = (Act*)args.out + (row * args.num_heads + head) * dim;
-      store_sum<bf16>(sums, dim, 1.0f / state.weight_sum[column], out);
+      store_pair_sum(sums, dim, 1.0f / state.weight_sum[column], out);
     }
   }
 }

@@ -9,10 +9,6 @@
 namespace blockhouse {
 namespace {
 
-// A single row's context is read in pieces of this many tokens, whatever the batch is, so that its
-// result does not depend on its neighbours (split-KV, as Flash-Decoding does).
-constexpr int64_t kSplitTokens = 256;
-
 struct SplitRow {
   int64_t row, splits;
   const float* partials;

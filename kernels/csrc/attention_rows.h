@@ -1,10 +1,6 @@
 // Paged attention of single query rows (arXiv:2309.06180) with an online softmax in base 2
 // (arXiv:1805.02867). The cache is walked once, block by block over all kv heads of the item, so
-// that memory is read in the order it lies in. A file that includes this defines first:
-//
-//   kRunTokens                      most tokens of one run (a run lies inside one block)
-//   attend_run(run, state)          scores, softmax and weighted sum of one run for one kv head
-//   store_sum<Kv>(acc, head_dim, scale, out)   one head's sum, in plain order, to float or Act
+// that memory is read in the order it lies in.
 #pragma once
 
 #include "attention_run.h"
@@ -52,7 +48,7 @@ BH_INLINE Run<Kv> run_at(const AttentionArgs& args, int64_t offset, int64_t next
 
 BH_INLINE int64_t run_length(const AttentionArgs& args, int64_t position, int64_t end) {
   int64_t tokens = args.block_size - position % args.block_size;
-  if (tokens > kRunTokens) tokens = kRunTokens;
+  if (tokens > kMaxRunTokens) tokens = kMaxRunTokens;
   return tokens < end - position ? tokens : end - position;
 }
 
@@ -80,7 +76,7 @@ void attend_row(const AttentionArgs& args, const AttentionItem& item, float* scr
       Run<Kv> run = run_at<Kv>(args, offset, next_offset, kv);
       run.query = query + kv * group * dim;
       run.tokens = tokens;
-      attend_run(run, acc + head * dim, maximum + head, sum + head);
+      attend_run_any(run, acc + head * dim, maximum + head, sum + head);
     }
     position = next;
   }
@@ -88,21 +84,24 @@ void attend_row(const AttentionArgs& args, const AttentionItem& item, float* scr
   for (int64_t h = 0; h < heads; h++) {
     if (item.partial) {
       float* part = item.partial + (first_head + h) * (dim + 2);
-      store_sum<Kv>(acc + h * dim, dim, 1.0f, part);
+      store_sum_any(acc + h * dim, dim, 1.0f, part);
       part[dim] = maximum[h];
       part[dim + 1] = sum[h];
     } else {
       Act* out = (Act*)args.out + (row * args.num_heads + first_head + h) * dim;
-      store_sum<Kv>(acc + h * dim, dim, 1.0f / sum[h], out);
+      store_sum_any(acc + h * dim, dim, 1.0f / sum[h], out);
     }
   }
 }
+
+// Keys and values in bf16: the including file's own.
+void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch);
 
 void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
   if (args.key_scales)
     attend_row<int8_t>(args, item, scratch);
   else
-    attend_row<bf16>(args, item, scratch);
+    attend_bf16_row(args, item, scratch);
 }
 
 }  // namespace

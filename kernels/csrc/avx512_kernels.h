@@ -6,11 +6,10 @@
 namespace blockhouse {
 namespace {
 typedef bf16 Act;
-constexpr int64_t kRunTokens = 16;
 }  // namespace
 }  // namespace blockhouse
 
-#include "attention_run_avx512.h"
+#include "attention_piece_avx512.h"
 #include "attention_tile.h"
 #include "elementwise.h"
 #include "quant_avx512.h"
@@ -18,6 +17,11 @@ constexpr int64_t kRunTokens = 16;
 
 namespace blockhouse {
 namespace {
+
+int64_t avx512_attention_scratch(const AttentionArgs& args) {
+  const int64_t tile = tile_attention_scratch(args), row = pair_scratch(args);
+  return tile > row ? tile : row;
+}
 
 constexpr Kernels avx512_kernels() {
   Kernels kernels{};
@@ -28,19 +32,20 @@ constexpr Kernels avx512_kernels() {
   kernels.add_rms_norm = add_rms_norm;
   kernels.rope_and_write = rope_and_write;
   kernels.silu_and_mul = silu_and_mul;
-  kernels.attention_scratch = tile_attention_scratch;
+  kernels.attention_scratch = avx512_attention_scratch;
   kernels.query_rows = tile_query_rows;
   kernels.attend = attend_tile_or_row;
   kernels.combine = combine;
   kernels.groups.tile_columns = kColumns;
-  kernels.groups.row_limit = 16;
+  kernels.groups.row_limit = INT64_MAX;
   kernels.groups.sizes = quant_sizes;
   kernels.groups.pack = quant_pack;
-  kernels.groups.prepared_size = group_sums_size;
-  kernels.groups.scratch_size = no_scratch;
-  kernels.groups.prepare = prepare_group_sums;
-  kernels.groups.linear = quant_linear;
+  kernels.groups.prepared_size = avx512_prepared_size;
+  kernels.groups.scratch_size = avx512_scratch_size;
+  kernels.groups.prepare = avx512_prepare;
+  kernels.groups.linear = avx512_linear;
   kernels.super_blocks = tile_kernels(16);
+  kernels.packs_dense = true;
   return kernels;
 }
 

@@ -7,32 +7,16 @@ typedef float Act;
 }
 }  // namespace blockhouse
 
-#include "attention_run.h"
+#include "attention_tile.h"
 #include "elementwise.h"
 #include "quant_generic.h"
 
 namespace blockhouse {
 namespace {
 
-constexpr int64_t kRunTokens = kMaxRunTokens;
-
-template <class Kv>
-BH_INLINE void attend_run(const Run<Kv>& run, float* acc, float* maximum, float* sum) {
-  attend_run_any(run, acc, maximum, sum);
+void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  attend_row<bf16>(args, item, scratch);
 }
-
-template <class Kv, class Out>
-BH_INLINE void store_sum(const float* acc, int64_t head_dim, float scale, Out* out) {
-  store_sum_any(acc, head_dim, scale, out);
-}
-
-}  // namespace
-}  // namespace blockhouse
-
-#include "attention_tile.h"
-
-namespace blockhouse {
-namespace {
 
 constexpr Kernels generic_kernels(const char* id, const char* title) {
   Kernels kernels{};

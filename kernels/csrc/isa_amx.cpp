@@ -13,12 +13,10 @@ constexpr Kernels amx_kernels() {
   kernels.query_rows = amx_query_rows;
   kernels.attention_scratch = amx_attention_scratch;
   kernels.attend = amx_attend;
-  kernels.groups.row_limit = INT64_MAX;
   kernels.groups.prepared_size = amx_prepared_size;
   kernels.groups.scratch_size = amx_scratch_size;
   kernels.groups.prepare = amx_prepare;
   kernels.groups.linear = amx_linear;
-  kernels.packs_dense = true;
   return kernels;
 }
 

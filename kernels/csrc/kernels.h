@@ -14,6 +14,10 @@ struct bf16 {
   uint16_t bits;
 };
 
+// A single row's context is read in pieces of this many tokens, whatever the batch is, so that its
+// result does not depend on its neighbours (split-KV, as Flash-Decoding does).
+constexpr int64_t kSplitTokens = 256;
+
 // Activations are bf16 or float, as Kernels::bf16_activations says; `void*` below is one of these.
 
 struct NormArgs {

@@ -112,7 +112,10 @@ at::Tensor NativeModel::forward(at::Tensor input_ids, at::Tensor positions,
     delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta, has_prompt);
   }
   if (!logits_indices.size(0)) return at::empty({0, lm_head_->num_columns()}, at::kFloat);
-  return lm_head_->run(norm(residual, delta, final_norm_, logits_indices), true);
+  const at::Tensor last = norm(residual, delta, final_norm_, logits_indices);
+  // Kept from step to step: fresh memory of this size costs the kernel a page at a time.
+  return lm_head_->run_into(last, workspace_.take(Workspace::kLogits, last.size(0),
+                                                  lm_head_->num_columns(), at::kFloat));
 }
 
 void NativeModel::check_step(const StepTensors& step) const {

@@ -29,7 +29,7 @@ struct StepTensors {
 // Memory of a step's intermediate tensors, kept from step to step and grown when a step is larger.
 class Workspace {
  public:
-  enum Slot { kResidual, kNormed, kQkv, kAttended, kDelta, kGateUp, kGated, kNumSlots };
+  enum Slot { kResidual, kNormed, kQkv, kAttended, kDelta, kGateUp, kGated, kLogits, kNumSlots };
 
   // [rows, columns]; what the slot gave before is overwritten.
   at::Tensor take(Slot slot, int64_t rows, int64_t columns, at::ScalarType dtype);

@@ -6,12 +6,11 @@
 #pragma once
 
 #include "amx_tile.h"
-#include "quant_unpack_avx512.h"
+#include "quant_scaled_avx512.h"
 
 namespace blockhouse {
 namespace {
 
-constexpr int64_t kExactRows = 32;
 // What is unpacked at a time for many rows, to stay in L2 while they pass over it.
 constexpr int64_t kPanelBytes = 512 * 1024;
 constexpr int64_t kPairColumns = 2 * kColumns;
@@ -82,10 +81,7 @@ BH_INLINE Left left_of(const QuantLinearArgs& args, int64_t block) {
 template <int kBits>
 BH_INLINE void unpack_exact(const uint8_t* values, const ByteTables& tables, uint8_t* to) {
   __m512i unpacked[16];
-  if (kBits == 4)
-    unpack_nibbles(values, unpacked);
-  else
-    unpack_bytes(values, tables, unpacked);
+  unpack_group<kBits>(values, tables, unpacked);
 #pragma GCC unroll 16
   for (int v = 0; v < 16; v++) _mm512_store_si512(to + v * 64, unpacked[v]);
 }
@@ -164,37 +160,6 @@ void exact_rows(const QuantLinearArgs& args, const ByteTables& tables, int64_t b
       else
         exact_tile<kBits, 16>(args, tables, tile, row, rows, ring);
     }
-  }
-}
-
-// Both numbers of each pair as fp32, scaled and rounded back to bf16.
-BH_INLINE __m512i scale_pairs(__m512i pairs, const GroupScale& by) {
-  const __m512i high = _mm512_set1_epi32((int)0xFFFF0000), half = _mm512_set1_epi32(0x8000);
-  const __m512 even = (__m512)_mm512_slli_epi32(pairs, 16);
-  const __m512 odd = (__m512)_mm512_and_si512(pairs, high);
-  const __m512i first =
-      _mm512_add_epi32((__m512i)_mm512_fmadd_ps(even, by.scale, by.minimum), half);
-  const __m512i second =
-      _mm512_add_epi32((__m512i)_mm512_fmadd_ps(odd, by.scale, by.minimum), half);
-  // 0xEA: (a & b) | c
-  return _mm512_ternarylogic_epi32(second, high, _mm512_srli_epi32(first, 16), 0xEA);
-}
-
-template <int kBits>
-void unpack_scaled(const QuantWeights& weights, const ByteTables& tables, int64_t tile,
-                   uint8_t* to) {
-  const int64_t groups = weights.depth / kGroup;
-  for (int64_t g = 0; g < groups; g++) {
-    __m512i unpacked[16];
-    const uint8_t* values = group_values(weights, tile, g);
-    if (kBits == 4)
-      unpack_nibbles(values, unpacked);
-    else
-      unpack_bytes(values, tables, unpacked);
-    const GroupScale by = group_scale<kBits>(weights, tile * groups + g);
-#pragma GCC unroll 16
-    for (int v = 0; v < 16; v++)
-      _mm512_store_si512(to + g * kTileBytes + v * 64, scale_pairs(unpacked[v], by));
   }
 }
 
@@ -278,9 +243,9 @@ void many_rows(const QuantLinearArgs& args, const ByteTables& tables, float* scr
     for (int64_t tile = first; tile < last; tile++) {
       uint8_t* to = panel + (tile - first) * groups * kTileBytes;
       if (args.weights.bits == 4)
-        unpack_scaled<4>(args.weights, tables, tile, to);
+        unpack_scaled<4>(args.weights, tables, tile, 0, groups, to);
       else
-        unpack_scaled<8>(args.weights, tables, tile, to);
+        unpack_scaled<8>(args.weights, tables, tile, 0, groups, to);
     }
     __asm__ volatile("" ::: "memory");  // the panel is written before tiles read it
     multiply_panel(args, first, last, panel);

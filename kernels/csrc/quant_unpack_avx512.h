@@ -79,17 +79,21 @@ bool quant_pack(const QuantSource& source, const QuantWeights& weights) {
   return fits;
 }
 
-// Memory is asked for this far ahead of its use: one core's own prefetching stops at pages.
+// Memory is asked for this many groups ahead of its use: one core's own prefetching stops at pages.
 constexpr int64_t kPrefetchGroups = 16;
 
-// Asks for a group to come; past the end of the pack this touches nothing.
-BH_INLINE void prefetch_group(const QuantWeights& weights, int64_t tile, int64_t group) {
-  const int64_t place = tile * (weights.depth / kGroup) + group + kPrefetchGroups;
+// Asks for the group at `place`, counted through all tiles; past the end this touches nothing.
+BH_INLINE void prefetch_place(const QuantWeights& weights, int64_t place) {
   const int64_t bytes = kGroup * kColumns * weights.bits / 8;
   const auto* values = (const char*)weights.values + place * bytes;
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(values + i, _MM_HINT_T0);
   const auto* scales = (const char*)(weights.scales + place * scale_vectors(weights) * kColumns);
   _mm_prefetch(scales, _MM_HINT_T0);
+}
+
+// For a reader that goes through a tile and then through the next.
+BH_INLINE void prefetch_group(const QuantWeights& weights, int64_t tile, int64_t group) {
+  prefetch_place(weights, tile * (weights.depth / kGroup) + group + kPrefetchGroups);
 }
 
 BH_INLINE void unpack_nibbles(const uint8_t* from, __m512i* out) {

@@ -459,7 +459,7 @@ def mean_divergence(forward: Forward, ids: list[int], want: Tensor, chunk: int) 
         count = min(chunk, len(ids) - start)
         part = ScheduledRequest(make_request(ids), start, count, list(range(NUM_BLOCKS)), True)
         batch = build_input_batch(SchedulerOutput(1, [part], count), 16, CPU)
-        rows.append(forward.forward(replace(batch, logits_indices=torch.arange(count))))
+        rows.append(forward.forward(replace(batch, logits_indices=torch.arange(count))).clone())
     got = torch.cat(rows).double().log_softmax(-1)
     return float((want.exp() * (want - got)).sum(-1).mean())
 
