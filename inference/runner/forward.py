@@ -40,8 +40,8 @@ class Forward(Protocol):
     def forward(self, batch: InputBatch) -> Tensor:
         """[num_samples, vocab] float32 on the batch's device, one row for each logits index.
 
-        The caller may change the returned tensor; the next call may overwrite it. Tokens of requests that do not sample are
-        computed for their k and v only.
+        The caller may change the returned tensor; the next call may overwrite it. Tokens of
+        requests that do not sample are computed for their k and v only.
         """
 
     def on_storage_moved(self) -> None:
