@@ -9,6 +9,8 @@ from appliance.api.schemas import MAX_MESSAGES, MAX_TOOLS, Body, ChatBody
 from appliance.api.tools import arguments_json
 from appliance.errors import BadRequest
 
+# This dialect's name of `response_format`.
+FORMAT_PARAM = "output_config.format"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -50,8 +52,18 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = None
 
 
+class OutputFormat(Body):
+    type: str
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+
+
 class MessagesBody(CountBody):
     max_tokens: Annotated[int, Field(ge=1)]
+    output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -77,8 +89,21 @@ def chat_body(body: CountBody) -> ChatBody:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "response_format": _response_format(body.output_config),
         }
     return body_check(fields, ChatBody)
+
+
+def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    asked = config.format if config is not None else None
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        raise BadRequest(
+            f"{FORMAT_PARAM} has the type {asked.type[:50]!r}; json_schema is allowed.",
+            param=FORMAT_PARAM,
+        )
+    return {"type": asked.type, "json_schema": {"name": "format", "schema": asked.schema_}}
 
 
 def _messages(body: CountBody) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from appliance.api.allowance import with_allowance
 from appliance.api.auth import MessagesKeyAuth
 from appliance.api.body import body_read
 from appliance.api.envelope import json_response
-from appliance.api.messages import CountBody, MessagesBody, chat_body
+from appliance.api.messages import FORMAT_PARAM, CountBody, MessagesBody, chat_body
 from appliance.api.messages_dialect import MessageFrames, message_answer
 from appliance.api.reply import reply_collect, reply_open
 from appliance.api.sse import EventStream, event_stream
@@ -21,7 +21,7 @@ from appliance.serving.gateway import get_backend
 @with_allowance
 async def messages(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, MessagesBody)
-    requests, plan = chat_requests(chat_body(body), request.auth)
+    requests, plan = chat_requests(chat_body(body), request.auth, format_param=FORMAT_PARAM)
     reply = await reply_open(requests, readers=plan.readers(1))
     stop = tuple(body.stop_sequences or ())
     if body.stream:

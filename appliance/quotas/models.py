@@ -6,6 +6,7 @@ from datetime import date, datetime
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 
 
 class LimitRule(models.Model):
@@ -154,6 +155,11 @@ class QuotaReservation(models.Model):
     minute = models.DateTimeField()
     day = models.DateField()
     tokens = models.PositiveBigIntegerField()
+    # For the ledger, should the process end before it books.
+    key_prefix = models.CharField(max_length=32, blank=True, default="")
+    source = models.CharField(max_length=20, blank=True, default="")
+    model = models.CharField(max_length=200, blank=True, default="")
+    began_at = models.DateTimeField(default=timezone.now)
     # The server process that made it, and when that process last said that it lives.
     process_id = models.UUIDField()
     alive_at = models.DateTimeField(db_index=True)
@@ -163,7 +169,7 @@ class QuotaReservation(models.Model):
 
 
 class UsageRecord(models.Model):
-    """The ledger: one row a generation, written when it ended, never changed."""
+    """The ledger: one row a generation, written when it ended or its process was found dead."""
 
     class End(models.TextChoices):
         STOP = "stop"
@@ -173,6 +179,7 @@ class UsageRecord(models.Model):
 
     # The reservation's id: a generation can be booked once only.
     reservation_id = models.UUIDField(unique=True, editable=False)
+    # Empty where the process ended before it booked: what it made is not known.
     request_id = models.CharField(max_length=100)
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="usage_records"

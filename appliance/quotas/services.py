@@ -18,7 +18,7 @@ from django.utils import timezone
 from appliance.accounts.models import User
 from appliance.errors import ApplianceError, QuotaExceeded, RateLimited
 from appliance.quotas.limits import minute_of, quota_day, window_resets_at
-from appliance.quotas.models import Meter, QuotaReservation, UsageRecord
+from appliance.quotas.models import Meter, QuotaReservation, RollupState, UsageRecord
 from appliance.quotas.rules import Limit, limits_of
 
 # An answer is cut to what is left of the day or month only if this much of it remains.
@@ -79,6 +79,9 @@ def quota_reserve(
     least_completion_tokens: int = LEAST_ANSWER_TOKENS,
     key_id: int | None = None,
     limits: Sequence[Limit] | None = None,
+    key_prefix: str = "",
+    source: str = "",
+    model: str = "",
 ) -> Reservation:
     """Count one request and hold its tokens in the minute, day and month of user and key.
 
@@ -88,6 +91,7 @@ def quota_reserve(
 
     Args:
         limits: those of `limits_of`, if they were read already.
+        key_prefix, source, model: for the ledger, should this process end before it books.
 
     Raises:
         RateLimited: this minute is used up; `retry_after_s` reaches to the next.
@@ -119,6 +123,9 @@ def quota_reserve(
             minute=minute,
             day=day,
             tokens=tokens,
+            key_prefix=key_prefix,
+            source=source,
+            model=model,
             process_id=PROCESS_ID,
             alive_at=timezone.now(),
         )
@@ -200,7 +207,7 @@ def quota_settle(reservation: Reservation, usage: Usage) -> bool:
     Safe to repeat after a database error: either all of it happened or nothing.
     """
     with transaction.atomic():
-        _, booked = UsageRecord.objects.get_or_create(
+        record, booked = UsageRecord.objects.get_or_create(
             reservation_id=reservation.id,
             defaults={
                 "user": User.objects.filter(pk=reservation.user_id).first(),
@@ -209,12 +216,25 @@ def quota_settle(reservation: Reservation, usage: Usage) -> bool:
             },
         )
         if not booked:
-            return False
+            if record.request_id:
+                return False
+            _correct(record, usage)
         # A slow process may have been taken for dead: then nothing is held any more.
         held = _take_back(reservation.id)
         used = usage.prompt_tokens + usage.completion_tokens
         _count(reservation, reserved=-held.tokens if held else 0, used=used)
     return True
+
+
+def _correct(record: UsageRecord, usage: Usage) -> None:
+    """The process was only slow: what it made takes the place of what was taken for lost."""
+    for name in Usage.__slots__:
+        setattr(record, name, getattr(usage, name))
+    record.save()
+    # The hour and day of the row are added up again.
+    RollupState.objects.filter(done_until__gt=record.created_at).update(
+        done_until=record.created_at
+    )
 
 
 def quota_release(reservation: Reservation) -> None:
@@ -307,7 +327,7 @@ def quota_mark_alive() -> None:
 
 
 def quota_heal(*, all_others: bool = False) -> int:
-    """Give back what dead processes held; returns the number of reservations.
+    """Give back what dead processes held, and book it as aborted; returns how many it were.
 
     With `all_others` every reservation that this process did not make counts as dead: for the
     start of the server, which is the only one on its data.
@@ -320,5 +340,30 @@ def quota_heal(*, all_others: bool = False) -> int:
         with transaction.atomic():
             if held := _take_back(reservation_id):
                 _count(held, reserved=-held.tokens)
+                _book_lost(held)
                 healed += 1
     return healed
+
+
+def _book_lost(held: QuotaReservation) -> None:
+    """The ledger's row of a generation whose process died: nobody knows what it made."""
+    UsageRecord.objects.get_or_create(
+        reservation_id=held.pk,
+        defaults={
+            "request_id": "",
+            "user_id": held.user_id,
+            "username": held.user.username,
+            "key_id": held.key_id,
+            "key_prefix": held.key_prefix,
+            "source": held.source,
+            "model": held.model,
+            "prompt_tokens": 0,
+            "cached_tokens": 0,
+            "completion_tokens": 0,
+            "queue_s": 0.0,
+            "ttft_s": None,
+            "duration_s": max(0.0, (held.alive_at - held.began_at).total_seconds()),
+            "end": UsageRecord.End.ABORT,
+            "day": held.day,
+        },
+    )

@@ -107,6 +107,9 @@ class _Opening:
             completion_tokens=completion_tokens,
             least_completion_tokens=least_tokens,
             limits=limits,
+            key_prefix=caller.key_prefix or "",
+            source=caller.source,
+            model=_model_name(backend),
         )
         try:
             self._check_wanted()

@@ -34,6 +34,7 @@ TIME = {"type": "function", "function": {"name": "get_time"}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 RESPONSES = {"model": "scripted", "input": "Hi"}
 LLAMA = {"model": "scripted", "messages": MESSAGES, "stream": False}
+CLAUDE = {"model": "scripted", "max_tokens": 50, "messages": MESSAGES}
 JSON_FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA}
 
 
@@ -86,6 +87,12 @@ def chat_format(**fields: Any) -> dict[str, Any]:
             {**RESPONSES, "text": {"format": {"type": "json_object"}}},
             AnswerForm(kind="json_object", param="text.format"),
         ),
+        (
+            "/v1/messages",
+            {**CLAUDE, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            AnswerForm(kind="json_schema", source=SCHEMA, param="output_config.format"),
+        ),
+        ("/v1/messages", {**CLAUDE, "output_config": {"effort": "low"}}, None),
         ("/api/chat", {**LLAMA, "format": "json"}, AnswerForm(kind="json_object", param="format")),
         (
             "/api/chat",
@@ -105,6 +112,19 @@ async def test_the_form_of_an_answer_reaches_the_engine(
     answer = await (await caller.post(path, body)).ended()
     assert answer.status == 200
     assert backend.requests[0].form == form
+
+
+@pytest.mark.parametrize(
+    "asked", [{"type": "json_object"}, {"type": "json_schema"}, {"schema": SCHEMA}, "json"]
+)
+async def test_a_format_of_claude_that_is_none_is_named(
+    caller: Caller, backend: FakeBackend, asked: Any
+) -> None:
+    answer = await caller.post("/v1/messages", {**CLAUDE, "output_config": {"format": asked}})
+    error = (await answer.json())["error"]
+    assert (answer.status, error["type"]) == (400, "invalid_request_error")
+    assert "output_config.format" in error["message"]
+    assert backend.requests == []
 
 
 async def test_a_response_says_what_format_it_has(caller: Caller, backend: FakeBackend) -> None:

@@ -24,9 +24,10 @@ schema = schemathesis.openapi.from_dict(document())
 schema.config.phases.coverage.enabled = False
 
 
+# The same few calls in every run: this is a net, and what it caught has a test of its own.
 @schema.parametrize()
 @settings(
-    max_examples=10,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],

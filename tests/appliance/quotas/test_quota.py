@@ -9,7 +9,8 @@ from django.utils import timezone
 from appliance.errors import QuotaExceeded
 from appliance.quotas import services
 from appliance.quotas.limits import month_resets_at, quota_day, quota_resets_at
-from appliance.quotas.models import LimitRule, QuotaReservation, UsageRecord
+from appliance.quotas.models import LimitRule, QuotaReservation, UsageRecord, UsageRollup
+from appliance.quotas.rollup import usage_roll_up
 from appliance.quotas.rules import limit_rule_save
 from appliance.quotas.selectors import (
     allowances,
@@ -197,6 +198,42 @@ def test_the_start_gives_back_what_a_crash_held_c09(bob, monkeypatch):
     assert quota_heal(all_others=True) == 1
     assert quota_status(bob).reserved_tokens == mine.tokens
     assert quota_heal(all_others=True) == 0
+
+
+def test_what_a_crash_cut_off_has_one_row_that_says_abort_c09(bob, monkeypatch):
+    held = reserve(bob, key_prefix="bh_abcd", source="api", model="tiny")
+    QuotaReservation.objects.update(alive_at=timezone.now() + timedelta(seconds=30))
+    monkeypatch.setattr(services, "PROCESS_ID", services.uuid.uuid4())
+    assert quota_heal(all_others=True) == 1
+    quota_heal(all_others=True)
+    row = UsageRecord.objects.get()
+    assert (row.end, row.prompt_tokens, row.completion_tokens) == ("abort", 0, 0)
+    assert (row.user, row.username, row.key_prefix) == (bob, "bob", "bh_abcd")
+    assert (row.source, row.model, row.day, row.reservation_id) == (
+        "api",
+        "tiny",
+        held.day,
+        held.id,
+    )
+    assert 25 < row.duration_s < 35
+
+
+def test_a_slow_process_that_was_taken_for_dead_corrects_its_row_and_the_sums_c09(
+    bob, make_usage, monkeypatch
+):
+    held = reserve(bob, source="api")
+    monkeypatch.setattr(services, "PROCESS_ID", services.uuid.uuid4())
+    quota_heal(all_others=True)
+    later = timezone.now() + timedelta(hours=3)
+    monkeypatch.setattr(timezone, "now", lambda: later)
+    usage_roll_up()
+    assert quota_settle(held, make_usage(10, 5))
+    assert not quota_settle(held, make_usage(10, 5))
+    row = UsageRecord.objects.get()
+    assert (row.end, row.prompt_tokens, row.completion_tokens) == ("stop", 10, 5)
+    usage_roll_up()
+    sums = UsageRollup.objects.filter(span=UsageRollup.Span.HOUR)
+    assert [(each.num_requests, each.prompt_tokens) for each in sums] == [(1, 10)]
 
 
 def test_the_task_gives_back_only_what_nobody_vouches_for_c09(bob, make_usage, monkeypatch):

@@ -152,6 +152,9 @@ def test_a_second_signal_ends_at_once_d08(run):
     assert rows(server.data_dir, held) == [(0,)]
     reserved = "SELECT minute_reserved, day_reserved, month_reserved FROM quotas_meter"
     assert set(rows(server.data_dir, reserved)) == {(0, 0, 0)}
+    # And the ledger has a row for it, as for any other.
+    query = 'SELECT username, source, model, "end", completion_tokens FROM quotas_usagerecord'
+    assert rows(server.data_dir, query) == [("bob", "api", "scripted", "abort", 0)]
 
 
 def test_an_engine_that_hangs_for_good_ends_the_process_so_that_it_is_started_again_d09(data_dir):
