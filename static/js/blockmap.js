@@ -9,6 +9,8 @@ import { count, make, mark, setText } from './words.js';
 const SIZES = [24, 20, 16, 14, 12, 10, 8, 7, 6, 5], TALLEST = 300, DIMMED = 0.14;
 // A map larger than this is sorted by user at most once a second.
 const LARGE = 20000;
+// Width of the card that says what a cell is.
+const CARD = 268;
 
 export class BlockMap {
   #canvas; #scroll; #spacer; #card; #spoken; #model;
@@ -255,7 +257,10 @@ export class BlockMap {
     this.#card.replaceChildren(title, list);
     this.#card.hidden = false;
     const x = (this.#cursor % this.#cols) * this.#size, y = Math.floor(this.#cursor / this.#cols) * this.#size - this.#scroll.scrollTop;
-    this.#card.style.left = `${x + 290 > this.#cols * this.#size ? x - 280 : x + this.#size + 8}px`;
-    this.#card.style.top = `${Math.max(0, y - 24)}px`;
+    const width = this.#cols * this.#size, right = x + this.#size + 8, left = x - 280;
+    // Beside the cell, else below it: on a phone there is no room at its sides.
+    const isBeside = right + CARD <= width || left >= 0;
+    this.#card.style.left = `${isBeside ? (right + CARD <= width ? right : left) : Math.max(0, Math.min(x, width - CARD))}px`;
+    this.#card.style.top = `${isBeside ? Math.max(0, y - 24) : y + this.#size + 8}px`;
   }
 }
