@@ -31,6 +31,7 @@ DEBIAN_PACKAGES = {
     "chromium": ("chromium",),
     "redis-server": ("redis-server",),
     "postgresql": ("/usr/lib/postgresql/*/bin/initdb",),
+    "nginx-light": ("/usr/sbin/nginx",),
 }
 
 
@@ -288,7 +289,7 @@ def passes(job: Job) -> bool:
 
 
 def debian_packages_make() -> None:
-    """Install the browser and the services that the tests start themselves, where missing."""
+    """Install the browser and the servers that the tests start themselves, where missing."""
     missing = [name for name, signs in DEBIAN_PACKAGES.items() if not any(map(found, signs))]
     if not missing:
         return
@@ -314,7 +315,7 @@ def debian_packages_make() -> None:
 
 
 def found(sign: str) -> bool:
-    if "*" in sign:
+    if sign.startswith("/"):
         return any(Path("/").glob(sign.lstrip("/")))
     return shutil.which(sign) is not None
 

@@ -294,3 +294,10 @@ async def test_a_foreign_origin_gets_no_cors_headers():
         answer = await client.post("/v1/models", headers={"origin": "https://evil.example"})
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("is_tls", [True, False])
+def test_cookies_of_a_tls_page_are_secure_and_others_work_without_c22(is_tls, client):
+    page = client.get("/login/", headers={"host": "localhost"}, secure=is_tls)
+    assert {bool(cookie["secure"]) for cookie in page.cookies.values()} == {is_tls}
