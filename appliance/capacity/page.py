@@ -31,14 +31,21 @@ def slots_now(state: Mapping[str, Any]) -> int | None:
 
 def shown(run: CapacityRun, now: int | None) -> dict[str, Any]:
     """Everything about one test."""
-    levels, plan = levels_of(run), Plan.from_dict(run.plan)
-    advice = advice_of(run, levels, now)
+    levels, plan, server = levels_of(run), Plan.from_dict(run.plan), run.facts.get("server", "")
+    advice = advice_of(run, levels, None if server else now)
+    mix, model = NAMES.get(plan.mix, plan.mix), run.facts.get("model") or "no model"
+    title = advice.title
+    if server and advice.users is not None:
+        title = f"{server} is good up to {advice.users}"
     return {
         "run": run,
         "advice": advice,
-        "mix": NAMES.get(plan.mix, plan.mix),
+        "title": title,
+        "mix": mix,
+        # What a comparison needs to be fair.
+        "subject": f"{mix} with {model}{f' on {server}' if server else ''}",
         "rows": [_row(level, plan, advice) for level in levels],
-        "can_apply": _can_apply(advice, now),
+        "can_apply": not server and _can_apply(advice, now),
         "chart": chart(levels, plan, advice),
     }
 
@@ -56,7 +63,12 @@ def listed(run: CapacityRun) -> dict[str, Any]:
     outcome = run.get_status_display()
     if run.status == CapacityRun.Status.DONE:
         outcome = "too slow" if users is None else f"{users} {'slot' if users == 1 else 'slots'}"
-    return {"run": run, "outcome": outcome, "is_done": run.status == CapacityRun.Status.DONE}
+    return {
+        "run": run,
+        "outcome": outcome,
+        "is_done": run.status == CapacityRun.Status.DONE,
+        "server": run.facts.get("server", ""),
+    }
 
 
 def chart(levels: Sequence[Level], plan: Plan, advice: Advice) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Follow and end capacity tests; one that died is told so. Blocking."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_issue, api_key_revoke
 from appliance.capacity.figures import Level
 from appliance.capacity.models import CapacityLevel, CapacityRun
+from appliance.capacity.plan import Plan
 from appliance.capacity.probe import SOURCE
 from appliance.errors import EngineUnavailable, NotFound
 from appliance.serving.start import address_read
@@ -89,6 +90,25 @@ def run_end(run_id: int, status: str, reason: str = "") -> None:
     key = ApiKey.objects.filter(pk=key_id).first()
     if key is not None:
         api_key_revoke(key)
+
+
+def run_keep(
+    plan: Plan, levels: Sequence[Level], facts: Mapping[str, Any], *, by: str
+) -> CapacityRun:
+    """Put a test that ran in a terminal, maybe of another server, among the page's tests."""
+    now = timezone.now()
+    with transaction.atomic():
+        run = CapacityRun.objects.create(
+            status=_Status.DONE,
+            is_open=False,
+            started_by_name=by,
+            ended_at=now,
+            plan=plan.as_dict(),
+            facts=dict(facts),
+        )
+        for level in levels:
+            run_level_save(run.pk, level)
+    return run
 
 
 def runs_heal() -> None:

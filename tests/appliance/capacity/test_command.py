@@ -7,10 +7,14 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import AsyncClient
 
+from appliance.accounts.models import User
+from appliance.capacity.models import CapacityRun
 from tests.appliance.capacity.scripted_openai import ScriptedServer, scripted_server
 from tests.appliance.serving.processes import Running, make_data_dir, manage, run_python
 from tests.appliance.serving.tiny_model import save_tiny_model
@@ -61,6 +65,26 @@ async def test_measures_another_server_and_writes_the_figures(
     lines = csv_file.read_text().splitlines()
     assert lines[0].startswith("users,requests,errors,")
     assert len(lines) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_kept_result_of_another_server_stands_among_the_consoles_tests(
+    server: ScriptedServer, alice: User
+) -> None:
+    await capacity(
+        *("--url", server.url, "--api-key", "secret", "--levels", "1,2", "--seconds", "1"),
+        "--keep",
+    )
+    run = await CapacityRun.objects.aget()
+    address = urlsplit(server.url).netloc
+    assert run.facts["server"] == address
+    assert "secret" not in f"{run.plan} {run.facts}"
+    client = AsyncClient(headers={"host": "localhost"})
+    await client.aforce_login(alice)
+    page = (await client.get("/console/capacity/")).content.decode()
+    assert f"{address} is good up to 2" in page
+    # Slots are set on this server, and another one was measured.
+    assert 'id="apply"' not in page
 
 
 async def test_a_server_that_refuses_all_is_a_failure(server: ScriptedServer) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -12,12 +13,12 @@ from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_revoke
 from appliance.capacity.figures import Level
 from appliance.capacity.load import Target, base_url, first_model
-from appliance.capacity.mix import PRESETS, TEAM
+from appliance.capacity.mix import PRESETS, TEAM, Mix
 from appliance.capacity.plan import MAX_LEVEL_S, MIN_LEVEL_S, Plan, parse_levels
 from appliance.capacity.recommend import Limits, advise
 from appliance.capacity.runner import CapacityTest, RunStopped
 from appliance.capacity.selectors import mix_named
-from appliance.capacity.services import key_issue, own_server
+from appliance.capacity.services import key_issue, own_server, run_keep
 from appliance.capacity.table import as_csv, table
 from appliance.capacity.tasks import LedgerWatcher
 from appliance.errors import ApplianceError
@@ -49,11 +50,17 @@ class Command(BaseCommand):
         add("--user", help="admin whose quota pays, without --url (default: the first admin)")
         add("--json", help="also write the figures to this file, as JSON")
         add("--csv", help="also write the figures to this file, as CSV")
+        add(
+            "--keep",
+            action="store_true",
+            help="also put the result among the tests of the console, to compare it there",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             plan = _plan(options)
-            levels = self._measured(plan, options)
+            mix = mix_named(plan.mix)
+            levels, model = self._measured(plan, mix, options)
         except (ApplianceError, RunStopped) as exc:
             raise CommandError(getattr(exc, "message", str(exc))) from exc
         except KeyboardInterrupt:
@@ -74,8 +81,13 @@ class Command(BaseCommand):
         _write(options["json"], json.dumps(told, indent=1))
         _write(options["csv"], as_csv(levels, plan.limits))
 
-    def _measured(self, plan: Plan, options: dict[str, Any]) -> list[Level]:
-        mix = mix_named(plan.mix)
+        if options["keep"]:
+            server = urlsplit(base_url(options["url"])).netloc if options["url"] else ""
+            facts = {"median_prompt": mix.median_prompt, "median_answer": mix.median_answer}
+            run_keep(plan, levels, {**facts, "model": model, "server": server}, by="a terminal")
+
+    def _measured(self, plan: Plan, mix: Mix, options: dict[str, Any]) -> tuple[list[Level], str]:
+        """The levels, and the name of the model that answered."""
         with _target(options) as (target, key_id, pid):
             watcher = _Terminal(self, key_id)
             test = _test(target, mix, plan, watcher, is_own=key_id is not None, server_pid=pid)
@@ -85,10 +97,12 @@ class Command(BaseCommand):
                 watcher.clear()
 
 
-async def _test(target: Target, mix: Any, plan: Plan, watcher: Any, **own: Any) -> list[Level]:
+async def _test(
+    target: Target, mix: Mix, plan: Plan, watcher: Any, **own: Any
+) -> tuple[list[Level], str]:
     if not target.model:
         target = replace(target, model=await first_model(target))
-    return await CapacityTest(target, mix, plan, watcher, **own).run()
+    return await CapacityTest(target, mix, plan, watcher, **own).run(), target.model
 
 
 class _Terminal(LedgerWatcher):
