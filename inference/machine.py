@@ -13,7 +13,7 @@ def this_machine(device: str, kv_memory_bytes: int | None = None) -> Machine:
         ModelLoadError: the device is not there.
     """
     from inference.kv_cache import storage
-    from inference.runner.model_runner import choose_device
+    from inference.runner.choices import choose_device
 
     found = choose_device(device)
     on_cpu = found.type == "cpu"

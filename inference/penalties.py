@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inference.device_copies import array_to_device, to_device
 from inference.sampling_params import SamplingParams
 from kernels.sampling import penalise
 
@@ -74,13 +75,13 @@ def penalise_rows(
 
     def spread(values: Iterable[float]) -> Tensor:
         repeated = np.repeat(np.fromiter(values, np.float32, len(lengths)), lengths)
-        return torch.from_numpy(repeated).to(device)
+        return array_to_device(repeated, device)
 
     penalise(
         logits,
         row_of_id,
         token_ids,
-        torch.from_numpy(np.concatenate([each.counts for each in counts])).to(device),
+        array_to_device(np.concatenate([each.counts for each in counts]), device),
         repetition=spread(each.repetition_penalty for each in params),
         presence=spread(each.presence_penalty for each in params),
         frequency=spread(each.frequency_penalty for each in params),
@@ -92,7 +93,5 @@ def places(
 ) -> tuple[Tensor, Tensor]:
     """Index of every (row, id) pair; no pair twice where each row's ids are distinct."""
     row_of_id = np.repeat(np.array(rows, np.int64), [len(row_ids) for row_ids in ids])
-    return (
-        torch.from_numpy(row_of_id).to(device),
-        torch.from_numpy(np.concatenate(ids)).to(device),
-    )
+    moved = to_device({"rows": row_of_id, "ids": np.concatenate(ids)}, device)
+    return moved["rows"], moved["ids"]

@@ -10,8 +10,9 @@ top_p over what top_k left, then min_p (nucleus: arXiv:1904.09751).
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inference.device_copies import HostCopy, array_to_device, to_device
 from inference.grammar.masking import accept_tokens, bar_tokens
 from inference.grammar.matcher import TokenMatcher
 from inference.outputs import TokenLogprobs, TokenOutput
@@ -69,12 +71,19 @@ class Sampler:
         # Unseeded requests differ between runs of the server and cannot be guessed.
         self._secret = secrets.token_bytes(16)
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[TokenOutput]:
+    def sample(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        meanwhile: Callable[[Tensor], None] = lambda token_ids: None,
+    ) -> list[TokenOutput]:
         """The next token of each request.
 
         Args:
             logits: [num_requests, at least vocab_size] fp32; may be changed.
             requests: one a row, in order.
+            meanwhile: called with the ids [num_requests] int64 as they lie on the device, -1 where
+                there is none, while they are copied to the host.
         """
         logits = logits[:, : self._vocab_size]
         plans = [self._plan(request) for request in requests]
@@ -88,12 +97,17 @@ class Sampler:
         best, token_ids = logits.max(dim=-1)
         drawing = [row for row, plan in enumerate(plans) if not plan.greedy]
         if drawing:
-            token_ids[drawing] = _draw_rows(logits, drawing, requests, plans)
+            _draw_rows(token_ids, logits, drawing, requests, plans)
         token_ids.masked_fill_(~best.isfinite(), -1)
-        if scores is None:
-            outputs = [_output(token_id) for token_id in token_ids.tolist()]
-        else:
-            outputs = _with_logprobs(token_ids, scores, wanting, plans)
+        table = None if scores is None else _logprobs(token_ids, scores, wanting, plans)
+        copied = HostCopy(
+            token_ids if table is None else torch.cat([token_ids.double(), table.flatten()])
+        )
+        meanwhile(token_ids)
+        numbers = copied.read()
+        outputs = [_output(int(token_id)) for token_id in numbers[: len(plans)]]
+        if table is not None:
+            _add_logprobs(outputs, numbers[len(plans) :], table.shape[1], wanting, plans)
         if matchers:
             accept_tokens(outputs, matchers, failures)
         return outputs
@@ -160,7 +174,7 @@ class Sampler:
         if biased:
             at = places(biased, [plans[row].bias_ids for row in biased], logits.device)
             addends = np.concatenate([plans[row].biases for row in biased])
-            logits[at] += torch.from_numpy(addends).to(logits.device)
+            logits[at] += array_to_device(addends, logits.device)
         short = [
             row
             for row in rows
@@ -263,8 +277,13 @@ def _counts(plan: _Plan, request: Request) -> TokenCounts:
 
 
 def _draw_rows(
-    logits: Tensor, rows: list[int], requests: Sequence[Request], plans: Sequence[_Plan]
-) -> Tensor:
+    token_ids: Tensor,
+    logits: Tensor,
+    rows: list[int],
+    requests: Sequence[Request],
+    plans: Sequence[_Plan],
+) -> None:
+    """Draw the ids of `rows`, in place."""
     params = [plans[row].params for row in rows]
     seeds = np.array([plans[row].seed for row in rows], np.uint64)
     positions = np.array([requests[row].num_tokens for row in rows], np.int64)
@@ -273,7 +292,7 @@ def _draw_rows(
     top_p = np.array([each.top_p for each in params], np.float64)
     min_p = np.array([each.min_p for each in params], np.float64)
     if logits.device.type == "cpu":
-        return draw(
+        token_ids[rows] = draw(
             logits[rows],
             uniform_numbers(seeds, positions.astype(np.uint64)),
             temperature=temperature,
@@ -281,19 +300,27 @@ def _draw_rows(
             top_p=top_p,
             min_p=min_p,
         )
-
-    def to_device(values: npt.NDArray[np.generic], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(values).to(logits.device, dtype)
-
+        return
     # A GPU draws without sorting; its numbers are others than the CPU's, and as reproducible.
-    return sample(
-        logits[rows],
-        to_device(seeds.view(np.int64), torch.int64),
-        to_device(positions, torch.int64),
-        temperature=to_device(temperature, torch.float32),
-        top_k=to_device(top_k, torch.int64),
-        top_p=to_device(top_p, torch.float32),
-        min_p=to_device(min_p, torch.float32),
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "rows": np.array(rows, np.int64),
+        "seeds": seeds.view(np.int64),
+        "positions": positions,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p.astype(np.float32),
+        "min_p": min_p.astype(np.float32),
+    }
+    moved = to_device(arrays, logits.device)
+    at = moved["rows"]
+    token_ids[at] = sample(
+        logits[at],
+        moved["seeds"],
+        moved["positions"],
+        temperature=moved["temperature"],
+        top_k=moved["top_k"],
+        top_p=moved["top_p"],
+        min_p=moved["min_p"],
     )
 
 
@@ -320,26 +347,29 @@ def _output(token_id: int) -> TokenOutput:
     return TokenOutput(token_id) if token_id >= 0 else TokenOutput(-1, error=_UNUSABLE)
 
 
-def _with_logprobs(
-    token_ids: Tensor, scores: Tensor, rows: list[int], plans: Sequence[_Plan]
-) -> list[TokenOutput]:
-    """Outputs of all rows, with log probabilities for `rows`; one copy to the host."""
+def _logprobs(token_ids: Tensor, scores: Tensor, rows: list[int], plans: Sequence[_Plan]) -> Tensor:
+    """Of each of `rows`, float64: the chosen id's log probability, the greatest ones, their ids."""
     width = max(plans[row].logprobs or 0 for row in rows)
     normaliser = scores.logsumexp(dim=-1, keepdim=True)
     chosen = scores.gather(1, token_ids[rows].clamp(min=0)[:, None])
     top = scores.topk(min(width, scores.shape[1]), dim=-1)
-    table = torch.cat([chosen - normaliser, top.values - normaliser, top.indices.double()], dim=1)
-    packed: list[float] = torch.cat([token_ids.double(), table.flatten()]).tolist()
-    outputs = [_output(int(token_id)) for token_id in packed[: len(plans)]]
-    size = table.shape[1]
+    return torch.cat([chosen - normaliser, top.values - normaliser, top.indices.double()], dim=1)
+
+
+def _add_logprobs(
+    outputs: list[TokenOutput],
+    table: list[float],
+    size: int,
+    rows: list[int],
+    plans: Sequence[_Plan],
+) -> None:
+    """Put the rows of `_logprobs`, each of `size` numbers, into the outputs of `rows`."""
     num_top = (size - 1) // 2
     for index, row in enumerate(rows):
         if outputs[row].error is not None:
             continue
-        start = len(plans) + index * size
-        values = packed[start : start + size]
+        values = table[index * size : (index + 1) * size]
         count = min(plans[row].logprobs or 0, num_top)
         ids = [int(token_id) for token_id in values[1 + num_top : 1 + num_top + count]]
         top_pairs = list(zip(ids, values[1 : 1 + count], strict=True))
         outputs[row].logprobs = TokenLogprobs(values[0], top_pairs)
-    return outputs

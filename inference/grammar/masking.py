@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inference.device_copies import to_device
 from inference.grammar.matcher import MatcherFailed, TokenMatcher
 from inference.outputs import TokenOutput
 from inference.request import Request
@@ -36,10 +37,10 @@ def bar_tokens(
             continue
         width = min(len(mask), len(allowed))
         allowed[:width] = mask[:width]
-    packed = torch.from_numpy(words).to(logits.device)
+    moved = to_device({"words": words, "rows": np.array(list(matchers))}, logits.device)
+    packed, rows = moved["words"], moved["rows"]
     bits = torch.arange(_WORD, dtype=torch.int32, device=logits.device)
     allows = ((packed[:, :, None] >> bits) & 1).bool().flatten(1)[:, :vocab_size]
-    rows = torch.tensor(list(matchers), device=logits.device)
     logits[rows] = logits[rows].masked_fill_(~allows, float("-inf"))
     return failures
 

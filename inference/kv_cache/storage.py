@@ -5,11 +5,13 @@ import math
 import mmap
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
 from inference.config import EngineConfig, ModelConfig
+from inference.device_copies import array_to_device
 from inference.errors import NotEnoughMemory
 from inference.kv_cache.sizing import kv_bytes_per_token
 
@@ -40,16 +42,19 @@ class KVCacheStorage:
         dtype: torch.dtype,
         device: torch.device,
         capacity: int = 0,
+        num_spare: int = 0,
     ) -> None:
         """
         Args:
             capacity: on the CPU, blocks that it may be made as large as without moving: room in the
                 address space, no memory.
+            num_spare: blocks behind those of the pool, for what has no block yet.
         """
+        self._num_spare = num_spare
         self.capacity = max(capacity, num_blocks) if device.type == "cpu" else num_blocks
         shape = (
             model_config.num_layers,
-            self.capacity,
+            self.capacity + num_spare,
             block_size,
             model_config.num_kv_heads,
             model_config.head_dim,
@@ -92,7 +97,7 @@ class KVCacheStorage:
         moved = []
         try:
             for cache in self._tensors():
-                shape = (cache.shape[0], num_blocks, *cache.shape[2:])
+                shape = (cache.shape[0], num_blocks + self._num_spare, *cache.shape[2:])
                 new = torch.zeros(shape, dtype=cache.dtype, device=self.device)
                 new[:, :kept] = cache[:, :kept]
                 moved.append(new)
@@ -107,9 +112,23 @@ class KVCacheStorage:
         """Copy whole blocks of every layer, (source, destination) each; no chains in one call."""
         if not pairs:
             return
-        sources, destinations = torch.tensor(pairs, device=self.device).T
+        sources, destinations = array_to_device(np.array(pairs).T, self.device)
         for cache in self._tensors():
             cache[:, destinations] = cache[:, sources]
+
+    def copy_tokens(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy single tokens of every layer, (source, destination) slot each; no chains."""
+        if not pairs:
+            return
+        sources, destinations = array_to_device(np.array(pairs).T, self.device)
+        for cache in self._tensors():
+            slots = cache.flatten(1, 2)  # a view
+            slots[:, destinations] = slots[:, sources]
+
+    @property
+    def spare_blocks(self) -> range:
+        """Ids of the blocks behind those of the pool."""
+        return range(self.capacity, self.capacity + self._num_spare)
 
     def _tensors(self) -> list[Tensor]:
         scales = (self.key_scales, self.value_scales)

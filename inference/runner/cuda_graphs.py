@@ -123,6 +123,11 @@ class GraphedForward:
         self.on_storage_moved()
 
     @property
+    def most_requests(self) -> int:
+        """Of a step that is replayed."""
+        return self._buckets[-1]
+
+    @property
     def name(self) -> str:
         quantised = ", quantised weights" if self._decoder.reads_groups else ""
         return f"torch and Triton, CUDA graphs{quantised}"
@@ -145,6 +150,9 @@ class GraphedForward:
 
     def on_storage_moved(self) -> None:
         """Capture again: a graph has the addresses of the tensors it was captured with."""
+        if self._storage.device.type == "cuda":
+            # A graph must not go while it runs.
+            torch.cuda.synchronize()
         self._replays = {}
         # Capturing runs the steps: they must not write into anybody's blocks.
         self._buffers.clear()

@@ -4,7 +4,6 @@ Built with numpy on the host and moved to the device once, because the Python pa
 a delay for every socket of the process.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inference.device_copies import to_device
 from inference.outputs import SchedulerOutput
 
 
@@ -62,8 +62,14 @@ def _sampled_rows(ends: npt.NDArray[np.int64], drafts: list[int]) -> npt.NDArray
     return np.concatenate([np.arange(end - 1 - drafted, end) for end, drafted in pairs])
 
 
-def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.device) -> InputBatch:
-    """Tensors of `step`; its `scheduled` must not be empty."""
+def build_input_batch(
+    step: SchedulerOutput, block_size: int, device: torch.device, *, with_ids: bool = True
+) -> InputBatch:
+    """Tensors of `step`; its `scheduled` must not be empty.
+
+    Args:
+        with_ids: False leaves `input_ids` empty, of tokens that the host does not know yet.
+    """
     scheduled = step.scheduled
     num_requests = len(scheduled)
     starts = np.fromiter((part.start for part in scheduled), np.int64, num_requests)
@@ -78,7 +84,7 @@ def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.devi
     max_seq_len = int(seq_lens.max())
 
     ids: list[int] = []
-    for part in scheduled:
+    for part in scheduled if with_ids else ():
         ids += part.token_ids()
     row_of_token = np.repeat(np.arange(num_requests), counts)
     positions = np.arange(num_tokens) + (starts - query_start_loc[:-1])[row_of_token]
@@ -107,26 +113,3 @@ def build_input_batch(step: SchedulerOutput, block_size: int, device: torch.devi
         max_query_len=int(counts.max()),
         max_seq_len=max_seq_len,
     )
-
-
-def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of the arrays' dtypes and shapes; to a GPU in one copy, which nobody waits for.
-
-    The arrays lie back to back in pinned memory, each at a multiple of 16 bytes.
-    """
-    if device.type == "cpu":
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-    starts = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in arrays.values())]).tolist()
-    packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    places = dict(zip(arrays, starts, strict=False))
-    for name, array in arrays.items():
-        place = packed.numpy()[places[name] : places[name] + array.nbytes]
-        place[:] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    # The allocator keeps pinned memory until the copy is done.
-    moved = packed.to(device, non_blocking=True)
-    return {
-        name: moved[places[name] : places[name] + array.nbytes]
-        .view(torch.from_numpy(array).dtype)
-        .view(array.shape)
-        for name, array in arrays.items()
-    }

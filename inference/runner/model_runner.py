@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from inference.config import EngineConfig, ModelConfig
-from inference.errors import ModelLoadError, NotEnoughMemory
+from inference.errors import NotEnoughMemory
 from inference.kv_cache.storage import (
     KVCacheStorage,
     bytes_per_block,
@@ -22,9 +23,22 @@ from inference.kv_cache.storage import (
 from inference.models.decoder import Decoder
 from inference.models.registry import decoder_spec, refuse_quantised
 from inference.models.spec import DecoderSpec
-from inference.outputs import RunnerInfo, ScheduledRequest, SchedulerOutput, StepOutput
+from inference.outputs import (
+    RunnerInfo,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+    TokenOutput,
+)
 from inference.request import Request
+from inference.runner.choices import (
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    device_name,
+)
 from inference.runner.cuda_graphs import MAX_GRAPH_REQUESTS, CudaGraphs, GraphedForward
+from inference.runner.decodes_ahead import NUM_SPARE_BLOCKS, DecodesAhead
 from inference.runner.forward import Forward, ForwardUnavailable, TorchForward
 from inference.runner.input_batch import build_input_batch
 from inference.runner.native_forward import make_native_forward
@@ -46,11 +60,6 @@ _CPU_BATCHED_TOKENS = 256
 _CUDA_BATCHED_TOKENS = 2048
 # What a live change of the pool's memory goes up to.
 _MOST_KV_SHARE = 0.95
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(slots=True)
@@ -58,6 +67,8 @@ class _Loaded:
     forward: Forward
     storage: KVCacheStorage
     sampler: Sampler
+    # Where the device computes while the host does something else.
+    ahead: DecodesAhead | None = None
 
 
 class ModelRunner:
@@ -96,6 +107,10 @@ class ModelRunner:
         vocab_size = min(num_token_ids(config.model_dir) or spec.vocab_size, spec.vocab_size)
         eos_token_ids = self._eos_token_ids(model_config)
         self._loaded = _Loaded(forward, storage, Sampler(vocab_size, eos_token_ids))
+        if isinstance(forward, GraphedForward):
+            self._loaded.ahead = DecodesAhead(
+                forward, storage, most_requests=forward.most_requests, max_len=max_model_len
+            )
         self._warm_up(min(config.block_size, max_model_len))
         on_progress(1.0, "ready")
         return RunnerInfo(
@@ -110,7 +125,7 @@ class ModelRunner:
             default_max_num_batched_tokens=(
                 _CPU_BATCHED_TOKENS if device.type == "cpu" else _CUDA_BATCHED_TOKENS
             ),
-            device=_device_name(device),
+            device=device_name(device),
             dtype=str(forward.dtype).removeprefix("torch."),
             backend=forward.name,
             kv_dtype=str(storage.dtype).removeprefix("torch."),
@@ -128,13 +143,20 @@ class ModelRunner:
         scheduled = scheduler_output.scheduled
         if not scheduled:
             return StepOutput(tokens={}, host_s=time.monotonic() - started)
+        taken = loaded.ahead.take(scheduler_output) if loaded.ahead is not None else None
+        rest = scheduler_output if taken is None else taken.rest
         storage = loaded.storage
-        batch = build_input_batch(scheduler_output, storage.block_size, storage.device)
+        batch = logits = None
+        if rest.scheduled:
+            batch = build_input_batch(rest, storage.block_size, storage.device)
         prepared = time.monotonic()
-        logits = loaded.forward.forward(batch)
+        if batch is not None:
+            logits = loaded.forward.forward(batch)
+        if taken is not None:
+            logits = taken.join(logits)
+        assert logits is not None, "a step computes something"
         sampling = [part for part in scheduled if part.samples]
-        rows = [part.request for part in sampling for _ in range(1 + len(part.draft_token_ids))]
-        outputs = iter(loaded.sampler.sample(logits, rows) if rows else ())
+        outputs = iter(self._sample(logits, scheduler_output, sampling))
         tokens, accepted = {}, {}
         for part in sampling:
             sampled = list(islice(outputs, 1 + len(part.draft_token_ids)))
@@ -149,16 +171,34 @@ class ModelRunner:
             host_s=prepared - started,
         )
 
+    def _sample(
+        self, logits: Tensor, step: SchedulerOutput, sampling: Sequence[ScheduledRequest]
+    ) -> list[TokenOutput]:
+        """A token for each row of `logits`: of each of `sampling`, and after each of its drafts."""
+        loaded = self._loaded
+        assert loaded is not None
+        rows = [part.request for part in sampling for _ in range(1 + len(part.draft_token_ids))]
+        if not rows:
+            return []
+        if loaded.ahead is None:
+            return loaded.sampler.sample(logits, rows)
+        loaded.ahead.plan(step)
+        return loaded.sampler.sample(logits, rows, loaded.ahead.start)
+
     @torch.inference_mode()
     def move_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `Runner.move_blocks`."""
         assert self._loaded is not None, "move_blocks() before load()"
+        if self._loaded.ahead is not None:
+            self._loaded.ahead.drop()
         self._loaded.storage.copy_blocks(list(pairs))
 
     @torch.inference_mode()
     def resize_kv(self, num_blocks: int) -> None:
         """See `Runner.resize_kv`."""
         assert self._loaded is not None, "resize_kv() before load()"
+        if self._loaded.ahead is not None:
+            self._loaded.ahead.drop()
         if self._loaded.storage.resize(num_blocks):
             self._loaded.forward.on_storage_moved()
 
@@ -167,6 +207,9 @@ class ModelRunner:
         if self._loaded is None:
             return
         on_cuda = self._loaded.storage.device.type == "cuda"
+        if on_cuda:
+            # A step computed ahead may still run.
+            torch.cuda.synchronize()
         self._loaded = None
         if on_cuda:
             torch.cuda.empty_cache()
@@ -257,7 +300,8 @@ class ModelRunner:
         block_size = self._config.block_size
         dtype = self._kv_dtype(dtype)
         block_bytes = bytes_per_block(model_config, block_size, dtype)
-        free_bytes = free_memory(device) - reserved_bytes
+        num_spare = NUM_SPARE_BLOCKS if device.type == "cuda" else 0
+        free_bytes = free_memory(device) - reserved_bytes - num_spare * block_bytes
         self._kv_budget_bytes = max(free_bytes, 0)
         num_blocks = choose_num_blocks(
             self._config,
@@ -273,6 +317,7 @@ class ModelRunner:
             dtype=dtype,
             device=device,
             capacity=int(_MOST_KV_SHARE * self._kv_budget_bytes) // block_bytes,
+            num_spare=num_spare,
         )
 
     def _kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -329,49 +374,3 @@ def load_decoder(
     if groups is not None:
         add_groups(decoder, groups)
     return decoder
-
-
-def choose_device(asked: str) -> torch.device:
-    """`auto` takes a CUDA device where there is one.
-
-    Raises:
-        ModelLoadError: cuda was asked for and there is none.
-    """
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ModelLoadError(
-            "The device is set to cuda, but PyTorch finds no CUDA device. Set it to auto or cpu, "
-            "or check the driver."
-        )
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
-    """`auto` of the torch forward pass: fp32 on the CPU, where 16 bit is slower, else bf16."""
-    if asked == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return _DTYPES[asked]
-
-
-def choose_max_model_len(config: EngineConfig, model_config: ModelConfig, spec: DecoderSpec) -> int:
-    """The model's usual length unless another is set; a stretched form may reach further.
-
-    Raises:
-        ModelLoadError: more was asked than the model reaches.
-    """
-    if config.max_model_len is None:
-        return model_config.max_position
-    longest = min((rope.longest for rope in spec.ropes), default=model_config.max_position)
-    if config.max_model_len > longest:
-        raise ModelLoadError(
-            f"max_model_len is {config.max_model_len:,}, but the model reaches "
-            f"{longest:,} tokens. Set it to that or less."
-        )
-    return config.max_model_len
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    return f"{device} {torch.cuda.get_device_name(device)}"

@@ -12,6 +12,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from inference.config import ModelConfig
+from inference.device_copies import to_device
 from inference.kv_cache.storage import KVCacheStorage
 from inference.models.decoder import Decoder
 from inference.models.registry import decoder_spec
@@ -23,7 +24,7 @@ from inference.runner.cuda_graphs import (
     bucket_for,
 )
 from inference.runner.forward import TorchForward
-from inference.runner.input_batch import build_input_batch, to_device
+from inference.runner.input_batch import build_input_batch
 from inference.runner.model_runner import load_decoder
 from inference.runner.profiling import profile_batch
 from inference.weights.loader import Checkpoint
