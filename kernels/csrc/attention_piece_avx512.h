@@ -306,8 +306,11 @@ void store_piece(const AttentionArgs& args, const AttentionItem& item, const Pie
   }
 }
 
-// Other head sizes take the general code.
+// Other head sizes take the general code, and so does the single row that may be left over of a
+// prompt's tiles: its context comes in one item.
 void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  if (item.context_end - item.context_begin > kSplitTokens)
+    return attend_row<bf16>(args, item, scratch);
   const Piece piece = piece_at(args, item, scratch);
   switch (args.head_dim) {
     case 32: attend_pairs<1>(args, item, piece); break;

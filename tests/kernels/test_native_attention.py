@@ -97,6 +97,13 @@ def test_decodes_chunks_and_whole_prompts_in_one_step(rng, kernels, block_size) 
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("heads", [(6, 6), (6, 2), (9, 1)])
+def test_what_is_left_of_a_prompts_tiles_has_a_context_of_any_length(rng, kernels, heads) -> None:
+    lengths = [(new, context) for new in (5, 7, 17, 33, 49, 50) for context in (255, 257, 700)]
+    check(kernels, step(rng, lengths, heads=heads))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("head_dim", [8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1), (9, 3)])
 def test_head_sizes_and_sharing(rng, kernels, head_dim, heads) -> None:
