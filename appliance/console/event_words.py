@@ -157,6 +157,8 @@ SETTING_WORDS = {
     "owner_weights": "User weights",
     "class_weights": "Shares of kinds of requests",
 }
+# Kinds of requests, as people call them; in the order in which they are served by default.
+CLASS_WORDS = {"interactive": "chat", "api": "scripts", "background": "background"}
 _WRITERS = {
     "preempted": _preempted,
     "evicted": _evicted,
@@ -187,5 +189,9 @@ def value_words(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {value_words(each)}" for name, each in value.items())
+        return ", ".join(
+            f"{CLASS_WORDS.get(name, name)} {value_words(each)}" for name, each in value.items()
+        )
+    if value == "strict":
+        return "in order"
     return f"{value:,}" if isinstance(value, int) else str(value)

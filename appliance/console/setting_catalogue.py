@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.console.event_words import SETTING_WORDS
+from appliance.console.event_words import CLASS_WORDS, SETTING_WORDS, value_words
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     name: str
     help: str
-    # number, switch or choice
+    # number, switch, choice or shares
     kind: str = "number"
     low: float = 0
     # Of the field; the slider ends earlier, where values stop being usual.
@@ -119,6 +119,15 @@ FIELDS = (
         unit="s",
     ),
     Field(
+        "class_weights",
+        "Chat first, then scripts, then background work; or while several wait, each gets its part "
+        "of the tokens: weight 4 twice as much as weight 2.",
+        kind="shares",
+        low=0.01,
+        high=100,
+        choices=tuple(CLASS_WORDS.items()),
+    ),
+    Field(
         "max_waiting_requests",
         "Requests past this many are turned away with “try again”.",
         low=1,
@@ -157,7 +166,11 @@ FIELDS = (
 )
 
 
-def fields_of(state: Mapping[str, Any]) -> list[tuple[Field, Mapping[str, Any]]]:
-    """Each field with the setting's requested and effective value and the reason."""
+def fields_of(state: Mapping[str, Any]) -> list[tuple[Field, Mapping[str, Any], str]]:
+    """Each field, requested and effective value with the reason, and what holds in words."""
     settings = {**(state.get("settings") or {}), "slots": state.get("slots")}
-    return [(field, settings[field.name]) for field in FIELDS if settings.get(field.name)]
+    return [
+        (field, settings[field.name], value_words(settings[field.name]["effective"]))
+        for field in FIELDS
+        if settings.get(field.name)
+    ]

@@ -1,6 +1,7 @@
 // The tuning page: edit, see the consequences, apply together, go back with one press.
 import { tune } from './console-api.js';
 import { toast } from './toast.js';
+import { complaint, follow, put, same, showNow, valueOf, words } from './tuning-fields.js';
 import { TuningPreview } from './tuning-preview.js';
 import { many, setText } from './words.js';
 
@@ -11,34 +12,15 @@ const asked = new Map(), applyButton = find('#apply'), discardButton = find('#di
 const preview = new TuningPreview();
 let version = document.body.dataset.version, state = null, busy = false;
 
-const words = (value) => (typeof value === 'boolean' ? (value ? 'on' : 'off') : typeof value === 'number' ? value.toLocaleString('en-US') : String(value));
 const settingOf = (name) => (name === 'slots' ? state?.slots : state?.settings?.[name]);
 
-// The value in a row's field, or undefined when it is none.
-function valueOf(row) {
-  const { kind } = row.dataset;
-  if (kind === 'switch') return find('[type=checkbox]', row).checked;
-  if (kind === 'choice') return find('select', row).value;
-  const field = find('.input', row), text = field.value.trim();
-  if (field.dataset.word && text.toLowerCase() === field.dataset.word) return field.dataset.word;
-  if (!/^\d+([.]\d+)?$/.test(text)) return undefined;
-  return Number(text) >= Number(field.dataset.low) && Number(text) <= Number(field.dataset.high) ? Number(text) : undefined;
-}
-
-function put(row, value) {
-  if (row.dataset.kind === 'switch') find('[type=checkbox]', row).checked = value;
-  else if (row.dataset.kind === 'choice') find('select', row).value = value;
-  else {
-    find('.input', row).value = String(value);
-    find('[type=range]', row).value = String(typeof value === 'number' ? value : settingOf(row.dataset.setting)?.effective ?? 0);
-  }
-}
+const putRow = (row, value) => put(row, value, settingOf(row.dataset.setting)?.effective);
 
 const changes = () => {
   const found = {};
   for (const row of rows) {
     const name = row.dataset.setting, value = valueOf(row);
-    if (asked.has(name) && value !== undefined && value !== asked.get(name)) found[name] = value;
+    if (asked.has(name) && value !== undefined && !same(value, asked.get(name))) found[name] = value;
   }
   return found;
 };
@@ -47,14 +29,11 @@ const wrong = () => rows.filter((row) => valueOf(row) === undefined);
 function showRow(row) {
   const name = row.dataset.setting, setting = settingOf(name), value = valueOf(row), why = find('[data-why]', row);
   if (!setting) return;
-  setText(find('[data-now]', row), words(setting.effective));
-  const changed = value !== undefined && value !== asked.get(name);
+  showNow(row, setting.effective);
+  const changed = value !== undefined && !same(value, asked.get(name));
   setText(find('[data-change]', row), changed ? `${words(asked.get(name))} → ${words(value)}` : '');
-  const field = find('.input', row);
-  let text = '';
-  if (value === undefined) text = `“${field.value}” does not work here: ${words(Number(field.dataset.low))} to ${words(Number(field.dataset.high))} is allowed${field.dataset.word ? `, or ${field.dataset.word}` : ''}.`;
-  else if (!changed && setting.requested !== setting.effective) text = `${words(setting.effective)}, ${setting.requested === 'auto' ? 'chosen by the server' : `not ${words(setting.requested)}`}${setting.reason ? `: ${setting.reason}` : ''}.`;
-  if (field) field.setAttribute('aria-invalid', String(value === undefined));
+  let text = complaint(row);
+  if (!text && !changed && !same(setting.requested, setting.effective)) text = `${words(setting.effective)}, ${setting.requested === 'auto' ? 'chosen by the server' : `not ${words(setting.requested)}`}${setting.reason ? `: ${setting.reason}` : ''}.`;
   why.hidden = !text;
   why.classList.toggle('is-chosen', value !== undefined && setting.requested === 'auto');
   setText(why.lastElementChild, text);
@@ -80,7 +59,7 @@ function take(newState) {
     const name = row.dataset.setting, setting = settingOf(name);
     if (!setting) continue;
     asked.set(name, setting.requested);
-    if (!edited.has(name)) put(row, setting.requested);
+    if (!edited.has(name)) putRow(row, setting.requested);
   }
   if (!edited.size) version = state.settings_version;
   draw();
@@ -114,7 +93,7 @@ async function send(wanted, done) {
   complain(null);
   try {
     const newState = await tune(wanted, version);
-    for (const row of rows) if (row.dataset.setting in wanted) put(row, wanted[row.dataset.setting]);
+    for (const row of rows) if (row.dataset.setting in wanted) putRow(row, wanted[row.dataset.setting]);
     version = newState.settings_version;
     state = newState;
     done();
@@ -134,9 +113,7 @@ async function send(wanted, done) {
 
 for (const row of rows) {
   row.addEventListener('input', (event) => {
-    const range = find('[type=range]', row), field = find('.input', row);
-    if (event.target === range) field.value = range.value;
-    else if (range) range.value = field.value;
+    follow(row, event.target);
     draw();
   });
 }
@@ -148,7 +125,7 @@ applyButton.addEventListener('click', () => {
 });
 discardButton.addEventListener('click', () => {
   complain(null);
-  for (const row of rows) put(row, asked.get(row.dataset.setting));
+  for (const row of rows) putRow(row, asked.get(row.dataset.setting));
   version = state.settings_version;
   draw();
 });

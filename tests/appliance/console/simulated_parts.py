@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "kv_memory_share": 0.4,
     "admission_headroom": 0.0,
     "aging_s": 20.0,
+    "class_weights": "strict",
     "reserve_tokens": 0,
 }
 

@@ -276,12 +276,36 @@ def test_settings_are_applied_together_and_stand_in_the_history(page: Page, serv
     expect(page.locator("#apply")).to_have_text("Apply 2 changes")
     page.click("#apply")
     expect(page.locator(".toast")).to_contain_text("2 changes applied")
-    page.reload()
     newest = page.locator("tbody tr:has([data-back])").first
     expect(newest).to_contain_text("Prefix cache on → off")
     newest.get_by_role("button", name="Go back").click()
     expect(page.locator("#set-enable_prefix_cache")).to_be_checked()
     expect(page.locator("#set-max_num_batched_tokens")).to_have_value("2048")
+
+
+def test_kinds_of_requests_get_weights_and_go_back_to_their_order(
+    page: Page, server: Server
+) -> None:
+    open_tuning(page, server)
+    row = page.locator("[data-setting=class_weights]")
+    chat = row.get_by_label("Weight of chat")
+    expect(chat).to_be_hidden()
+    row.get_by_role("combobox").select_option("by weight")
+    chat.fill("4")
+    expect(row.locator("[data-change]")).to_have_text("in order → chat 4, scripts 1, background 1")
+    row.get_by_label("Weight of background").fill("0")
+    expect(row.locator("[data-why]")).to_contain_text("“0” does not work here: 0.01 to 100")
+    expect(page.locator("#apply")).to_be_disabled()
+    row.get_by_label("Weight of background").fill("0.5")
+    page.click("#apply")
+    expect(row.locator("[data-now]")).to_have_text("chat 4, scripts 1, background 0.5")
+    newest = page.locator("tbody tr:has([data-back])").first
+    expect(newest).to_contain_text("in order → chat 4, scripts 1, background 0.5")
+    page.reload()
+    expect(chat).to_have_value("4")
+    newest.get_by_role("button", name="Go back").click()
+    expect(row.locator("[data-now]")).to_have_text("in order")
+    expect(chat).to_be_hidden()
 
 
 def test_the_preview_replays_real_requests(page: Page, server: Server) -> None:

@@ -41,7 +41,10 @@ def test_every_field_is_a_setting_of_the_engine_and_its_ends_are_allowed() -> No
             for end in (field.low, field.high):
                 check_changes({field.name: int(end) if whole else float(end)})
             assert field.low <= field.slider_high <= field.high
-        for value, _words in field.choices:
+        values: list[Any] = [value for value, _words in field.choices]
+        if field.kind == "shares":
+            values = [dict.fromkeys(values, end) for end in (field.low, field.high)]
+        for value in values:
             check_changes({field.name: value})
         if field.word:
             check_changes({field.name: field.word})
