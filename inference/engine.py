@@ -359,9 +359,7 @@ class Engine:
         logger.error("step %d failed", output.step_id, exc_info=error)
         self._failures_in_a_row += 1
         self._reporter.on_step_failed(output, error)
-        now_s = self._clock()
-        for part in output.scheduled:
-            self._scheduler.finish(part.request.request_id, FinishReason.ERROR, STEP_FAILED, now_s)
+        self._scheduler.fail_step(output, STEP_FAILED, self._clock())
         if self._failures_in_a_row >= _MAX_FAILURES:
             self._report_and_deliver()
             cause = f"{_MAX_FAILURES} steps in a row failed, the last with {named(error)}"

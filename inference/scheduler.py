@@ -127,6 +127,14 @@ class Scheduler:
         self._news.ended.append(request)
         return request
 
+    def fail_step(self, output: SchedulerOutput, detail: str, now_s: float) -> None:
+        """End what a failed step was to compute, and what waits for a copy it was to make."""
+        copies = {destination for _, destination in output.block_copies}
+        ending = [part.request.request_id for part in output.scheduled]
+        ending += [each for each, table in self.kv.tables() if not copies.isdisjoint(table)]
+        for request_id in ending:
+            self.finish(request_id, FinishReason.ERROR, detail, now_s)
+
     def apply(self, settings: SchedulerSettings, now_s: float) -> None:
         """Take new settings over; what one owner may hold bounds each new request."""
         self.settings = settings

@@ -8,7 +8,7 @@ from inference.engine import Engine
 from inference.errors import EngineDead, EngineStopping, ModelLoadError, QueueFull
 from inference.request import FinishReason
 from tests.inference.engine_driving import DEADLINE_S, collect, step_out, until
-from tests.inference.helpers import expected_output, fake_config, make_request
+from tests.inference.helpers import FakeRunner, expected_output, fake_config, make_request
 
 # ---- failures
 
@@ -68,6 +68,38 @@ def test_blocks_of_a_failed_step_are_not_found_by_the_next_request(engine, runne
     result = collect(again)
     assert result.num_cached_tokens == 0
     assert result.token_ids == expected_output(prompt, 5)
+
+
+def test_an_answer_whose_blocks_a_failed_step_was_to_copy_does_not_go_on_without_them():
+    """More choices start than the step has tokens for, and the step fails before the copies."""
+    runner = FakeRunner(num_blocks=512)
+    engine = Engine(fake_config(max_num_seqs=16, max_num_batched_tokens=16), runner)
+    engine.load()
+    parent = make_request(10, 40)
+    engine.add_request(make_request(500, 5))
+    for _ in range(3):
+        engine.step()
+    choices = [
+        make_request(parent.prompt_token_ids, 40, fork_of=parent.request_id, owner=parent.owner)
+        for _ in range(14)
+    ]
+    streams = {request: engine.add_request(request) for request in (parent, *choices)}
+    failed = []
+
+    def fail_when_they_start(output):
+        if output.block_copies:
+            failed.append(output)
+            runner.before_step = lambda output: None
+            raise RuntimeError("boom")
+
+    runner.before_step = fail_when_they_start
+    step_out(engine)
+    assert len(failed[0].scheduled) < 16, "all of them got a token, so this tests nothing"
+    assert engine.stats().totals["step_failures"] == 1, "somebody read what nobody wrote"
+    for request, stream in streams.items():
+        result = collect(stream)
+        if result.finish_reason is not FinishReason.ERROR:
+            assert result.token_ids == expected_output(request.prompt_token_ids, 40)
 
 
 def test_three_failing_steps_in_a_row_end_the_engine_and_every_stream(runner):
