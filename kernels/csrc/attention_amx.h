@@ -399,7 +399,7 @@ void prefetch_share(const AttentionArgs& args, const AttentionItem& item, int64_
 }
 
 void amx_attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  if (!has_amx_shape(args)) return attend_tile_or_row(args, item, scratch);
+  if (!has_amx_shape(args)) return avx512_attend(args, item, scratch);
   const int64_t tiles = query_tiles(args, item.num_rows);
   const StepMemory step = step_at(scratch);
   float* states = scratch + step_floats(args);

@@ -306,8 +306,7 @@ void store_piece(const AttentionArgs& args, const AttentionItem& item, const Pie
   }
 }
 
-// Other head sizes take the general code, and so does the single row that may be left over of a
-// prompt's tiles: its context comes in one item.
+// Other head sizes take the general code, and so would a row with a longer context than one piece.
 void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
   if (item.context_end - item.context_begin > kSplitTokens)
     return attend_row<bf16>(args, item, scratch);

@@ -9,19 +9,13 @@ typedef bf16 Act;
 }  // namespace
 }  // namespace blockhouse
 
-#include "attention_piece_avx512.h"
-#include "attention_tile.h"
+#include "attention_pairs_avx512.h"
 #include "elementwise.h"
 #include "quant_avx512.h"
 #include "quant_generic.h"
 
 namespace blockhouse {
 namespace {
-
-int64_t avx512_attention_scratch(const AttentionArgs& args) {
-  const int64_t tile = tile_attention_scratch(args), row = pair_scratch(args);
-  return tile > row ? tile : row;
-}
 
 constexpr Kernels avx512_kernels() {
   Kernels kernels{};
@@ -34,7 +28,7 @@ constexpr Kernels avx512_kernels() {
   kernels.silu_and_mul = silu_and_mul;
   kernels.attention_scratch = avx512_attention_scratch;
   kernels.query_rows = tile_query_rows;
-  kernels.attend = attend_tile_or_row;
+  kernels.attend = avx512_attend;
   kernels.combine = combine;
   kernels.groups.tile_columns = kColumns;
   kernels.groups.row_limit = INT64_MAX;
