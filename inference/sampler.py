@@ -88,7 +88,8 @@ class Sampler:
         logits = logits[:, : self._vocab_size]
         plans = [self._plan(request) for request in requests]
         wanting = [row for row, plan in enumerate(plans) if plan.logprobs is not None]
-        scores = logits[wanting] if wanting else None  # a copy, before edits
+        scored = array_to_device(np.array(wanting, np.int64), logits.device) if wanting else None
+        scores = None if scored is None else logits[scored]  # a copy, before edits
         edited = [row for row, plan in enumerate(plans) if plan.edits]
         if edited:
             self._edit(logits, edited, requests, plans)
@@ -99,7 +100,10 @@ class Sampler:
         if drawing:
             _draw_rows(token_ids, logits, drawing, requests, plans)
         token_ids.masked_fill_(~best.isfinite(), -1)
-        table = None if scores is None else _logprobs(token_ids, scores, wanting, plans)
+        table = None
+        if scores is not None:
+            width = max(plans[row].logprobs or 0 for row in wanting)
+            table = _logprobs(token_ids[scored], scores, width)
         copied = HostCopy(
             token_ids if table is None else torch.cat([token_ids.double(), table.flatten()])
         )
@@ -347,11 +351,10 @@ def _output(token_id: int) -> TokenOutput:
     return TokenOutput(token_id) if token_id >= 0 else TokenOutput(-1, error=_UNUSABLE)
 
 
-def _logprobs(token_ids: Tensor, scores: Tensor, rows: list[int], plans: Sequence[_Plan]) -> Tensor:
-    """Of each of `rows`, float64: the chosen id's log probability, the greatest ones, their ids."""
-    width = max(plans[row].logprobs or 0 for row in rows)
+def _logprobs(token_ids: Tensor, scores: Tensor, width: int) -> Tensor:
+    """Of each row, float64: its id's log probability, the `width` greatest ones, their ids."""
     normaliser = scores.logsumexp(dim=-1, keepdim=True)
-    chosen = scores.gather(1, token_ids[rows].clamp(min=0)[:, None])
+    chosen = scores.gather(1, token_ids.clamp(min=0)[:, None])
     top = scores.topk(min(width, scores.shape[1]), dim=-1)
     return torch.cat([chosen - normaliser, top.values - normaliser, top.indices.double()], dim=1)
 

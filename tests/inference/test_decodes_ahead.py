@@ -6,10 +6,12 @@ On the CPU; replays are plain calls that write all their logits to the same memo
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from inference.config import EngineConfig, ModelConfig
 from inference.engine import Engine
@@ -20,7 +22,9 @@ from inference.runner.cuda_graphs import GraphedForward
 from inference.runner.decodes_ahead import NUM_SPARE_BLOCKS, DecodesAhead
 from inference.runner.input_batch import InputBatch
 from inference.runner.model_runner import ModelRunner, load_decoder
+from inference.sampler import Sampler
 from inference.weights.loader import Checkpoint
+from tests.gpu.check import triton_everywhere
 from tests.inference.engine_driving import collect
 from tests.inference.tiny_models import StepDriver, make_request, save_tiny_model
 
@@ -369,3 +373,22 @@ def test_it_rests_longer_each_time_that_it_is_of_little_use(made, requests) -> N
         go_on(ahead, [decode(requests[0], 2, 0)], [21])
         ahead.take(step_of(decode(requests[0 if used else 1], 3, 0)))
     assert ahead._rest == 1
+
+
+def test_sampling_asks_the_device_nothing_before_the_device_goes_on() -> None:
+    """On the meta device any question fails."""
+    requests = [
+        make_request([5, 9], f"r{row}", **({"seed": row} | kind)) for row, kind in enumerate(KINDS)
+    ]
+
+    class WentOn(Exception):
+        pass
+
+    def go_on(token_ids: Tensor) -> None:
+        assert token_ids.shape == (len(KINDS),)
+        raise WentOn
+
+    logits = torch.empty(len(KINDS), 100, device="meta")
+    launches = mock.patch.object(JITFunction, "run")
+    with launches, triton_everywhere(), pytest.raises(WentOn):
+        Sampler(100, [2]).sample(logits, requests, go_on)
