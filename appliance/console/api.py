@@ -24,6 +24,7 @@ from appliance.exposure.middleware import error_json
 from appliance.serving.gateway import get_backend
 
 MAX_CHANGE_BYTES = 16 * 1024
+MAX_WHY = 200
 
 
 def error_response(exc: ApplianceError) -> HttpResponse:
@@ -50,7 +51,8 @@ async def engine(request: HttpRequest) -> HttpResponse:
             if "model" in changes:
                 state, status = await _model_changed(changes, admin), HTTPStatus.ACCEPTED
             else:
-                state = await engine_change(changes, admin, if_version=_if_match(request))
+                why = _why(changes)
+                state = await engine_change(changes, admin, if_version=_if_match(request), why=why)
         else:
             return _method_not_allowed()
     except ApplianceError as exc:
@@ -104,6 +106,14 @@ def _json_object(request: HttpRequest) -> dict[str, Any]:
     if not isinstance(changes, dict):
         raise BadRequest('The body must be a JSON object, for example {"slots": 4}.')
     return changes
+
+
+def _why(changes: dict[str, Any]) -> str:
+    """Takes the admin's own words for the history out of the body; "" without any."""
+    why = changes.pop("why", "")
+    if not isinstance(why, str) or len(why) > MAX_WHY or not why.isprintable():
+        raise BadRequest(f"why is a line of at most {MAX_WHY} letters.", param="why")
+    return why.strip()
 
 
 def _if_match(request: HttpRequest) -> str | None:

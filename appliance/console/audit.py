@@ -99,7 +99,8 @@ def audit_words(record: AuditRecord) -> str:
         changes = change_words(record.detail["before"], record.detail["after"])
         named = record.action.startswith(("quota.", "limit.", "group.", "weight.", "key.restrict"))
         whose = f" {record.target}" if named else ""
-        return f"{words}{whose}: {changes}"
+        why = record.detail.get("why")
+        return f"{words}{whose}: {changes}" + (f" ({why})" if why else "")
     owner = record.detail.get("owner")
     return f"{words} {record.target}" + (f" of {owner}" if owner else "")
 

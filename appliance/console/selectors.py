@@ -48,12 +48,13 @@ def settings_version(state: Mapping[str, Any]) -> str:
 
 @database_sync_to_async
 def changes_made() -> list[dict[str, Any]]:
-    """The newest changes of settings: when, who, what in words, and what takes each back."""
+    """The newest changes of settings: when, who, what in words, why, and what takes each back."""
     records = AuditRecord.objects.filter(action="engine.tune")[:SHOWN_CHANGES]
     return [
         {
             "at": record.at,
             "who": record.actor_name,
+            "why": record.detail.get("why", ""),
             "words": "; ".join(
                 f"{SETTING_WORDS.get(name, name)} {value_words(record.detail['before'][name])}"
                 f" → {value_words(after)}"

@@ -36,9 +36,9 @@ async def request_kill(request_id: str, by: User) -> None:
 
 
 async def engine_change(
-    changes: Mapping[str, Any], by: User, *, if_version: str | None = None
+    changes: Mapping[str, Any], by: User, *, if_version: str | None = None, why: str = ""
 ) -> Mapping[str, Any]:
-    """Apply live settings; returns the state after it.
+    """Apply live settings; returns the state after it. `why` stands in the history.
 
     Raises:
         BadRequest: an unknown name or a bad value; nothing was changed.
@@ -61,6 +61,7 @@ async def engine_change(
     detail = {
         "before": {name: _requested(before, name) for name in changes},
         "after": dict(changes),
+        **({"why": why} if why else {}),
     }
     await _audit(by, "engine.tune", ", ".join(sorted(changes))[:200], detail)
     for name, value in changes.items():

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from appliance.accounts.access import admin_required
-from appliance.console.api import error_response
+from appliance.console.api import MAX_WHY, error_response
 from appliance.console.feed import current_feed
 from appliance.console.load_history import RANGES, points, stored_rows
 from appliance.console.replay import past_requests, replay
@@ -74,6 +74,7 @@ async def tuning(request: HttpRequest) -> HttpResponse:
         "section": "tuning",
         "state": state,
         "fields": fields_of(state),
+        "max_why": MAX_WHY,
         "version": settings_version(state),
         "boot": boot_settings(state),
         "weights": await sync_to_async(weights_shown)(),

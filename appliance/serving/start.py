@@ -87,7 +87,8 @@ def require_schema() -> None:
     if plan:
         migration = plan[0][0]
         raise StartRefused(
-            f"The database lacks {len(plan)} changes of this version (the first is "
+            f"The database lacks {len(plan)} change{'' if len(plan) == 1 else 's'} of this version "
+            "(the first is "
             f"{migration.app_label}.{migration.name}). Run: manage.py migrate"
         )
 

@@ -94,7 +94,7 @@ async function setSlots(slots, done) {
   apply.disabled = true;
   find('refused').hidden = true;
   try {
-    const state = await tune({ slots }, document.body.dataset.version);
+    const state = await tune({ slots }, document.body.dataset.version, apply.dataset.why);
     document.body.dataset.version = state.settings_version;
     done(state.slots);
   } catch (error) {

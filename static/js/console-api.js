@@ -22,10 +22,11 @@ async function send(url, options) {
 }
 
 // `version` is what the page showed; the server refuses when somebody changed it meanwhile.
-export function tune(changes, version) {
+// `why` stands in the history.
+export function tune(changes, version, why = '') {
   const headers = { 'Content-Type': 'application/json' };
   if (version) headers['If-Match'] = `"${version}"`;
-  return send(document.body.dataset.engine, { method: 'PATCH', headers, body: JSON.stringify(changes) });
+  return send(document.body.dataset.engine, { method: 'PATCH', headers, body: JSON.stringify(why ? { ...changes, why } : changes) });
 }
 
 export function killRequest(id) {

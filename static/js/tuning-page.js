@@ -87,15 +87,16 @@ function complain(error) {
   if (error) setText(find('p', refused), error.message);
 }
 
-async function send(wanted, done) {
+async function send(wanted, done, why = '') {
   busy = true;
   draw();
   complain(null);
   try {
-    const newState = await tune(wanted, version);
+    const newState = await tune(wanted, version, why);
     for (const row of rows) if (row.dataset.setting in wanted) putRow(row, wanted[row.dataset.setting]);
     version = newState.settings_version;
     state = newState;
+    find('#why').value = '';
     done();
     showHistory();
   } catch (error) {
@@ -120,8 +121,8 @@ for (const row of rows) {
 applyButton.addEventListener('click', () => {
   const wanted = changes(), before = Object.fromEntries(Object.keys(wanted).map((name) => [name, asked.get(name)]));
   send(wanted, () => toast(`${many(Object.keys(wanted).length, 'change')} applied.`, {
-    text: 'It holds from now on.', undo: () => send(before, () => toast('Taken back.')),
-  }));
+    text: 'It holds from now on.', undo: () => send(before, () => toast('Taken back.'), 'taken back'),
+  }), find('#why').value.trim());
 });
 discardButton.addEventListener('click', () => {
   complain(null);
@@ -131,7 +132,7 @@ discardButton.addEventListener('click', () => {
 });
 document.addEventListener('click', (event) => {
   const back = event.target.closest('[data-back]');
-  if (back) send(JSON.parse(back.dataset.back), () => toast('Gone back to before.'));
+  if (back) send(JSON.parse(back.dataset.back), () => toast('Gone back to before.'), `back to before ${find('time', back.closest('tr')).textContent}`);
 });
 look();
 setInterval(() => { if (!document.hidden) look(); }, LOOK_EVERY_MS);

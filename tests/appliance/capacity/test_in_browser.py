@@ -1,5 +1,6 @@
 """The capacity page in a real browser, over the real server, worker and engine (tiny model)."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,6 @@ def test_start_stop_start_again_and_apply(page: Page, server: Running) -> None:
         "async () => (await (await fetch('/api/engine')).json()).slots.effective"
     )
     assert effective == 2
+    page.goto(f"{server.url}/console/history/")
+    applied = page.locator("tbody tr", has_text="Tuned").first
+    expect(applied).to_contain_text(re.compile(r"Parallel slots .+ → 2 \(capacity test of "))

@@ -10,6 +10,7 @@ from django.test import AsyncClient
 from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_issue
 from appliance.console import services
+from appliance.console.audit import audit_words
 from appliance.console.feed import ConsoleFeed
 from appliance.console.models import AuditRecord
 from appliance.serving.gateway import gateway_remove
@@ -109,6 +110,20 @@ async def test_a_change_holds_at_once_and_is_audited(
     assert record.detail == {"before": {"slots": 4}, "after": {"slots": 3}}
     await feed.look()
     assert "alice changed parallel slots: 4 → 3." in _event_texts(feed)
+
+
+async def test_a_change_may_say_why(script: Caller, engine: SimulatedBackend) -> None:
+    assert (await script.patch({"slots": 3, "why": " fewer people on Mondays "})).status_code == 200
+    record = await AuditRecord.objects.aget()
+    assert record.detail["after"] == {"slots": 3}
+    assert audit_words(record) == "Tuned: Parallel slots 4 → 3 (fewer people on Mondays)"
+    for bad in (7, "two\nlines", "x" * 201):
+        refused = await script.patch({"slots": 2, "why": bad})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "why"
+    # A reason alone changes nothing.
+    assert (await script.patch({"why": "no reason"})).status_code == 400
+    assert engine.state()["slots"]["effective"] == 3
 
 
 async def test_a_change_is_told_once_also_when_the_engines_own_event_is_seen_first(

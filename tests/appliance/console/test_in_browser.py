@@ -274,10 +274,12 @@ def test_settings_are_applied_together_and_stand_in_the_history(page: Page, serv
     page.locator("#set-enable_prefix_cache").uncheck()
     expect(page.locator("#pending")).to_contain_text("2 changes not applied")
     expect(page.locator("#apply")).to_have_text("Apply 2 changes")
+    page.get_by_label("Why").fill("to see what the cache does")
     page.click("#apply")
     expect(page.locator(".toast")).to_contain_text("2 changes applied")
     newest = page.locator("tbody tr:has([data-back])").first
     expect(newest).to_contain_text("Prefix cache on → off")
+    expect(newest).to_contain_text("to see what the cache does")
     newest.get_by_role("button", name="Go back").click()
     expect(page.locator("#set-enable_prefix_cache")).to_be_checked()
     expect(page.locator("#set-max_num_batched_tokens")).to_have_value("2048")
