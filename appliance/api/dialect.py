@@ -14,6 +14,7 @@ import orjson
 
 from appliance.api.envelope import error_fields
 from appliance.api.reply import Piece, UsageCount
+from appliance.api.sse import CommentedFrames
 from appliance.api.tools import ToolCall
 from appliance.errors import ApplianceError
 
@@ -23,11 +24,10 @@ _LEAST_LOGPROB = -9999.0
 WHOLE_ENDS = ("stop", "length", "tool_calls")
 
 
-class OpenAiFrames:
+class OpenAiFrames(CommentedFrames):
     """What the streams of both forms have in common."""
 
-    keep_alive = b": keep-alive\n\n"
-    include_usage = False
+    include_usage: bool
     _head: bytes
 
     def end(self, usage: UsageCount) -> bytes:
@@ -44,7 +44,8 @@ class OpenAiFrames:
 class ChatFrames(OpenAiFrames):
     """`chat.completion.chunk`; holds logprobs back until there is text to send them with."""
 
-    def __init__(self, model: str, *, logprobs: bool = False) -> None:
+    def __init__(self, model: str, *, logprobs: bool = False, include_usage: bool = False) -> None:
+        self.include_usage = include_usage
         head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk",
@@ -58,7 +59,7 @@ class ChatFrames(OpenAiFrames):
         self._held: dict[int, list[Any]] = {}
         self._num_calls: dict[int, int] = {}
 
-    def start(self, num_choices: int) -> bytes:
+    def start(self, num_choices: int, prompt_tokens: int) -> bytes:
         self._heads = [
             self._head + b',"choices":[{"index":%d,"delta":{' % index
             for index in range(num_choices)
@@ -166,7 +167,15 @@ def _finite(logprob: float) -> float:
 class CompletionFrames(OpenAiFrames):
     """`text_completion` chunks; `echoes` are the prompts to repeat, one a choice."""
 
-    def __init__(self, model: str, *, logprobs: bool = False, echoes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        logprobs: bool = False,
+        include_usage: bool = False,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        self.include_usage = include_usage
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -179,7 +188,7 @@ class CompletionFrames(OpenAiFrames):
         self._held: dict[int, list[Any]] = {}
         self._offsets: dict[int, int] = {}
 
-    def start(self, num_choices: int) -> bytes:
+    def start(self, num_choices: int, prompt_tokens: int) -> bytes:
         return b"".join([self._frame(at, echo, None) for at, echo in enumerate(self._echoes)])
 
     def piece(self, piece: Piece) -> bytes:

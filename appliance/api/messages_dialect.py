@@ -8,26 +8,26 @@ import orjson
 
 from appliance.api.envelope import MESSAGES_PATH, error_fields
 from appliance.api.reply import Piece, UsageCount
+from appliance.api.sse import CommentedFrames
 from appliance.api.tools import ToolCall
 from appliance.errors import ApplianceError
 from appliance.serving.types import Finished
 
 
-class MessageFrames:
+class MessageFrames(CommentedFrames):
     """One block is open at a time: text, or a call of a tool."""
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, model: str, prompt_tokens: int, stop: Sequence[str]) -> None:
+    def __init__(self, model: str, stop: Sequence[str]) -> None:
         self._model = model
-        self._prompt_tokens = prompt_tokens
         self._stop = stop
         self._index = 0
         self._is_open = False
         self._last: Piece | None = None
 
-    def start(self, num_choices: int) -> bytes:
-        usage = UsageCount(prompt_tokens=self._prompt_tokens, cached_tokens=0, completion_tokens=0)
+    def start(self, num_choices: int, prompt_tokens: int) -> bytes:
+        usage = UsageCount(prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=0)
         message = {
             **_head(self._model),
             "content": [],

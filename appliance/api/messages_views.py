@@ -1,6 +1,7 @@
 """Anthropic's endpoints, on the same way as OpenAI's."""
 
 from dataclasses import replace
+from functools import partial
 
 from django.http import HttpRequest, HttpResponseBase
 
@@ -11,7 +12,7 @@ from appliance.api.envelope import json_response
 from appliance.api.messages import FORMAT_PARAM, CountBody, MessagesBody, chat_body
 from appliance.api.messages_dialect import MessageFrames, message_answer
 from appliance.api.reply import reply_collect, reply_open
-from appliance.api.sse import EventStream, event_stream
+from appliance.api.sse import streamed
 from appliance.api.translate import chat_requests
 from appliance.api.views import api, whole_answer
 from appliance.serving.gateway import get_backend
@@ -22,11 +23,11 @@ from appliance.serving.gateway import get_backend
 async def messages(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, MessagesBody)
     requests, plan = chat_requests(chat_body(body), request.auth, format_param=FORMAT_PARAM)
-    reply = await reply_open(requests, readers=plan.readers(1))
+    opened = partial(reply_open, requests, readers=plan.readers(1))
     stop = tuple(body.stop_sequences or ())
     if body.stream:
-        frames = MessageFrames(body.model, reply.generations[0].prompt_tokens, stop)
-        return EventStream(event_stream(reply, frames), reply.request_id)
+        return await streamed(opened, MessageFrames(body.model, stop))
+    reply = await opened()
     [choice] = await reply_collect(reply)
     return whole_answer(message_answer(body.model, choice, reply.usage(), stop), reply)
 

@@ -29,7 +29,10 @@ class OllamaFrames:
     def keep_alive(self) -> bytes:
         return self._line("")
 
-    def start(self, num_choices: int) -> bytes:
+    def start(self, num_choices: int, prompt_tokens: int) -> bytes:
+        return b""
+
+    def waiting(self, ahead: int) -> bytes:
         return b""
 
     def piece(self, piece: Piece) -> bytes:

@@ -1,7 +1,7 @@
 """Ollama's endpoints, on the same way as OpenAI's. A key is needed, as everywhere."""
 
 import tomllib
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from django.conf import settings
@@ -30,9 +30,9 @@ from appliance.api.ollama_dialect import (
     ollama_answer,
     timestamp,
 )
-from appliance.api.reply import Reply, reply_collect, reply_open
+from appliance.api.reply import reply_collect, reply_open
 from appliance.api.schemas import ChatBody
-from appliance.api.sse import EventStream, event_stream
+from appliance.api.sse import OpenReply, streamed
 from appliance.api.translate import chat_requests, completion_requests, model_check
 from appliance.api.views import shown_models, whole_answer
 from appliance.errors import ApplianceError, BadRequest
@@ -61,8 +61,8 @@ async def chat(request: HttpRequest) -> HttpResponseBase:
     if not body.messages:
         return _loaded(request, body, is_chat=True)
     requests, plan = chat_requests(chat_body(body), request.auth, format_param="format")
-    reply = await reply_open(requests, readers=plan.readers(1))
-    return await _answered(body, reply, is_chat=True)
+    opened = partial(reply_open, requests, readers=plan.readers(1))
+    return await _answered(body, opened, is_chat=True)
 
 
 @ollama_api.post("/generate", auth=KeyAuth("chat"))
@@ -76,13 +76,14 @@ async def generate(request: HttpRequest) -> HttpResponseBase:
         requests, _ = chat_requests(translated, request.auth, format_param="format")
     else:
         requests = completion_requests(translated, request.auth, default_max_tokens=None)
-    return await _answered(body, await reply_open(requests), is_chat=False)
+    return await _answered(body, partial(reply_open, requests), is_chat=False)
 
 
-async def _answered(body: OllamaBody, reply: Reply, *, is_chat: bool) -> HttpResponseBase:
+async def _answered(body: OllamaBody, opened: OpenReply, *, is_chat: bool) -> HttpResponseBase:
     if body.is_streamed:
         frames = OllamaFrames(body.model, is_chat=is_chat)
-        return EventStream(event_stream(reply, frames), reply.request_id, NDJSON)
+        return await streamed(opened, frames, content_type=NDJSON)
+    reply = await opened()
     [choice] = await reply_collect(reply)
     assert choice.finished is not None, "an answer ended without its end"
     end = end_fields(choice.finished, reply.usage())

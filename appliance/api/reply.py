@@ -22,7 +22,8 @@ from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.news import News
 from appliance.serving.services import Generation, generation_open
-from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest
+from appliance.serving.turns import Told
+from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest, Queued
 
 logger = logging.getLogger(__name__)
 
@@ -71,15 +72,18 @@ async def reply_open(
     *,
     choices_per_prompt: int = 1,
     readers: Sequence[CallReader] = (),
+    told: Told | None = None,
 ) -> "Reply":
     """Admit every generation or none. Raises what `generation_open` raises.
 
-    `readers`: one a choice when there are tools.
+    Args:
+        readers: one a choice when there are tools.
+        told: gets the place in line while a limit's rule lets one of them wait.
     """
     generations: list[Generation] = []
     try:
         for request in requests:
-            generations.append(await generation_open(request))
+            generations.append(await generation_open(request, told=told))
     except BaseException:
         for generation in generations:
             generation.withdraw()
@@ -105,6 +109,8 @@ class Reply:
         self._key_check_at = time.monotonic() + KEY_CHECK_S
         self._failure: ApplianceError | None = None
         self._failure_is_next = False
+        # How many the engine serves before it; None once it is read or said nothing of it.
+        self.ahead: int | None = None
         # By number; one leaves when its last event is taken.
         self._open = dict(enumerate(generations))
         self._news = News()
@@ -177,6 +183,7 @@ class Reply:
     def _pieces(self, events: list[tuple[int, GenerationEvent]]) -> list[Piece]:
         pieces: dict[int, Piece] = {}
         for index, event in events:
+            self.ahead = event.ahead if isinstance(event, Queued) else None
             if isinstance(event, Delta):
                 piece = pieces.get(index) or pieces.setdefault(index, Piece(index))
                 piece.text += event.text

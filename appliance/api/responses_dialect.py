@@ -8,16 +8,15 @@ import orjson
 
 from appliance.api.reply import Piece, UsageCount
 from appliance.api.responses import ResponsesBody
+from appliance.api.sse import CommentedFrames
 from appliance.api.tools import ToolCall
 from appliance.errors import ApplianceError
 
 Fields = dict[str, Any]
 
 
-class ResponseFrames:
+class ResponseFrames(CommentedFrames):
     """One item is open at a time: the text, or a call of a function."""
-
-    keep_alive = b": keep-alive\n\n"
 
     def __init__(self, body: ResponsesBody) -> None:
         self._head = _head(body)
@@ -29,7 +28,7 @@ class ResponseFrames:
         self._last_frames = b""
         self._response: Fields | None = None
 
-    def start(self, num_choices: int) -> bytes:
+    def start(self, num_choices: int, prompt_tokens: int) -> bytes:
         response = {**self._head, "status": "in_progress", "output": [], "usage": None}
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response

@@ -1,5 +1,6 @@
 """OpenAI's newer endpoint, on the same way as the older ones, and the responses it keeps."""
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -8,10 +9,10 @@ from appliance.api.allowance import with_allowance
 from appliance.api.auth import KeyAuth
 from appliance.api.body import body_read
 from appliance.api.envelope import json_response
-from appliance.api.reply import reply_collect, reply_open
+from appliance.api.reply import Reply, reply_collect, reply_open
 from appliance.api.responses import FORMAT_PARAM, ResponsesBody, chat_body, with_context
 from appliance.api.responses_dialect import ResponseFrames, response_answer
-from appliance.api.sse import EventStream, event_stream
+from appliance.api.sse import streamed
 from appliance.api.stored_responses import (
     input_items,
     items_page,
@@ -35,7 +36,7 @@ async def responses(request: HttpRequest) -> HttpResponseBase:
         context = await in_db_thread(response_context, owner_id, body.previous_response_id)
         whole = with_context(body, context)
     requests, plan = chat_requests(chat_body(whole), request.auth, format_param=FORMAT_PARAM)
-    reply = await reply_open(requests, readers=plan.readers(1))
+    opened = partial(reply_open, requests, readers=plan.readers(1))
 
     async def keep(answer: dict[str, Any]) -> None:
         if answer["store"]:
@@ -45,11 +46,11 @@ async def responses(request: HttpRequest) -> HttpResponseBase:
     if body.stream:
         frames = ResponseFrames(body)
 
-        async def keep_streamed() -> None:
+        async def keep_streamed(reply: Reply) -> None:
             await keep(frames.finish(reply.usage()))
 
-        stream = event_stream(reply, frames, before_end=keep_streamed)
-        return EventStream(stream, reply.request_id)
+        return await streamed(opened, frames, before_end=keep_streamed)
+    reply = await opened()
     [choice] = await reply_collect(reply)
     answer = response_answer(body, choice, reply.usage())
     await keep(answer)

@@ -1,5 +1,6 @@
 """The endpoints under /v1. Each reads a body, has it translated, opens a reply and answers."""
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -11,7 +12,6 @@ from appliance.api.body import body_read
 from appliance.api.dialect import (
     ChatFrames,
     CompletionFrames,
-    OpenAiFrames,
     chat_answer,
     completion_answer,
 )
@@ -25,7 +25,7 @@ from appliance.api.schemas import (
     Generate,
     TokenizeBody,
 )
-from appliance.api.sse import EventStream, event_stream
+from appliance.api.sse import streamed
 from appliance.api.translate import (
     chat_requests,
     completion_requests,
@@ -93,12 +93,17 @@ def _model_fields(model: ModelInfo) -> dict[str, Any]:
 async def chat_completions(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, ChatBody)
     requests, plan = chat_requests(body, request.auth)
-    reply = await reply_open(
-        requests, choices_per_prompt=len(requests), readers=plan.readers(len(requests))
+    opened = partial(
+        reply_open,
+        requests,
+        choices_per_prompt=len(requests),
+        readers=plan.readers(len(requests)),
     )
     logprobs = bool(body.logprobs)
     if body.stream:
-        return _streamed(body, reply, ChatFrames(body.model, logprobs=logprobs))
+        frames = ChatFrames(body.model, logprobs=logprobs, include_usage=_wants_usage(body))
+        return await streamed(opened, frames)
+    reply = await opened()
     choices = await reply_collect(reply)
     return whole_answer(chat_answer(body.model, choices, reply.usage(), logprobs=logprobs), reply)
 
@@ -108,12 +113,15 @@ async def chat_completions(request: HttpRequest) -> HttpResponseBase:
 async def completions(request: HttpRequest) -> HttpResponseBase:
     body = await body_read(request, CompletionBody)
     requests = completion_requests(body, request.auth)
-    reply = await reply_open(requests, choices_per_prompt=body.n or 1)
+    opened = partial(reply_open, requests, choices_per_prompt=body.n or 1)
     logprobs = body.logprobs is not None
     echoes = [str(each.prompt) for each in requests] if body.echo else []
     if body.stream:
-        frames = CompletionFrames(body.model, logprobs=logprobs, echoes=echoes)
-        return _streamed(body, reply, frames)
+        frames = CompletionFrames(
+            body.model, logprobs=logprobs, include_usage=_wants_usage(body), echoes=echoes
+        )
+        return await streamed(opened, frames)
+    reply = await opened()
     choices = await reply_collect(reply)
     answer = completion_answer(body.model, choices, reply.usage(), logprobs=logprobs, echoes=echoes)
     return whole_answer(answer, reply)
@@ -154,9 +162,8 @@ async def embeddings(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-def _streamed(body: Generate, reply: Reply, frames: OpenAiFrames) -> HttpResponseBase:
-    frames.include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return EventStream(event_stream(reply, frames), reply.request_id)
+def _wants_usage(body: Generate) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def whole_answer(answer: dict[str, Any], reply: Reply) -> HttpResponseBase:

@@ -8,6 +8,7 @@ import pytest
 from django.utils import timezone
 
 from appliance.accounts.models import User
+from appliance.api import sse
 from appliance.quotas.rules import limit_rule_save
 from appliance.quotas.selectors import quota_status
 from appliance.serving import turns
@@ -68,20 +69,75 @@ async def test_b10_too_many_at_a_time_are_told_when_to_come_back(
     await first.ended()
 
 
-async def test_where_the_rule_waits_the_answer_begins_later(
+# ---- where the rule waits
+
+DIALECTS = {
+    "/v1/chat/completions": {},
+    "/v1/responses": {"input": "Hi", "messages": None},
+    "/v1/messages": {"max_tokens": 9},
+    "/api/chat": {},
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_b14_who_stands_in_line_sees_the_place_and_then_the_answer(
+    caller: Caller, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.02)
+    await in_db_thread(only_limit, "concurrent_requests", 1, wait_s=60)
+    backend.hold(after=0)
+    first = await caller.chat(stream=True)
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": "scripted", "stream": True, "messages": messages, **DIALECTS[path]}
+    answers = [await caller.post(path, body) for _ in range(2)]
+    for ahead, answer in enumerate(answers):
+        for _ in range(3):
+            said = await answer.chunk() or b""
+            if path == "/api/chat":
+                assert b'"content":""},"done":false' in said
+            else:
+                assert said == b": waiting, %d ahead\n\n" % ahead
+    backend.release()
+    await first.ended()
+    for answer in answers:
+        await answer.ended()
+        assert answer.status == 200
+        assert b"Paris" in answer.body
+    # The second moved up before it was served.
+    assert path == "/api/chat" or b": waiting, 0 ahead" in answers[1].body
+
+
+async def test_who_waited_in_vain_is_told_in_the_stream(
+    caller: Caller, backend: FakeBackend
+) -> None:
+    await in_db_thread(only_limit, "concurrent_requests", 1, wait_s=1)
+    backend.hold(after=0)
+    await caller.chat(stream=True)
+    answer = await caller.chat(stream=True)
+    *places, last = await answer.events()
+    assert places == [": waiting, 0 ahead"]
+    assert last["error"]["code"] == "rate_limit_exceeded"
+    assert "waited 1 s" in last["error"]["message"]
+    whole = await caller.chat()
+    assert whole.status == 429
+    assert int(whole.headers["retry-after"]) >= 1
+
+
+async def test_a_client_that_leaves_the_line_gives_its_place_up(
     caller: Caller, backend: FakeBackend
 ) -> None:
     await in_db_thread(only_limit, "concurrent_requests", 1, wait_s=60)
     backend.hold(after=0)
     first = await caller.chat(stream=True)
-    second = asyncio.create_task(caller.chat(stream=True))
-    while not turns._lines:
-        await asyncio.sleep(0)
+    waiting = await caller.chat(stream=True)
+    assert await waiting.event() == ": waiting, 0 ahead"
+    await waiting.leave()
+    async with asyncio.timeout(DEADLINE_S):
+        while turns._lines:
+            await asyncio.sleep(0.01)
     backend.release()
     await first.ended()
-    answer = await asyncio.wait_for(second, DEADLINE_S)
-    assert answer.status == 200
-    assert (await answer.events())[-1] == "[DONE]"
+    assert len(backend.requests) == 1
 
 
 async def test_of_several_limits_on_tokens_the_tightest_is_told(caller: Caller) -> None:

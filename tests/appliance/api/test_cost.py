@@ -38,7 +38,7 @@ class Answer:
     """What `Reply` needs of a `Generation`, from the engine's stream up, without the ledger."""
 
     def __init__(self, number: int, engine: Engine) -> None:
-        self.request_id = f"r-{number}"
+        self.request_id, self.prompt_tokens = f"r-{number}", 2
         self.source = engine.streams[self.request_id] = RequestStream(self.request_id, list)
         request = Request(
             request_id=self.request_id,

@@ -151,6 +151,7 @@ async def test_b14_while_nothing_is_sent_comments_keep_the_connection_open(
     backend.hold(after=0)
     answer = await caller.chat(stream=True)
     assert (await answer.event())["choices"][0]["delta"] == {"role": "assistant"}
+    assert await answer.event() == ": waiting, 3 ahead"
     for _ in range(3):
         assert await answer.event() == ": keep-alive"
     backend.release()
