@@ -1,9 +1,11 @@
 """/v1/chat/completions: whole and streamed answers."""
 
+import pytest
+
 from appliance.quotas.models import UsageRecord
 from appliance.serving.booking import bookings_wait, in_db_thread
 from tests.appliance.api.asgi_caller import DEADLINE_S, Caller
-from tests.appliance.fake_backend import FakeBackend
+from tests.appliance.fake_backend import FakeBackend, FakePrepared, FakeStream
 
 TEXT = "Paris is the capital."
 
@@ -122,6 +124,31 @@ async def test_b02_several_choices_each_have_one_role_and_one_end(
     assert usage["usage"]["prompt_tokens"] == 6
     assert usage["usage"]["completion_tokens"] == 12
     assert [request.options.seed for request in backend.requests] == [7, 8, 9]
+
+
+async def test_b02_choices_that_end_apart_each_end_once_and_usage_adds_them_up(
+    caller: Caller, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = backend.generate
+
+    async def generate(prepared: FakePrepared) -> FakeStream:
+        stream = await real(prepared)
+        stream.limit = {1: 2, 2: 100, 3: 4}[len(backend.requests)]
+        return stream
+
+    monkeypatch.setattr(backend, "generate", generate)
+    answer = await caller.chat(stream=True, n=3, stream_options={"include_usage": True})
+    *frames, usage, done = await answer.events()
+    assert done == "[DONE]"
+    ends = [
+        (choice["index"], choice["finish_reason"])
+        for frame in frames
+        for choice in frame["choices"]
+        if choice["finish_reason"]
+    ]
+    assert sorted(ends) == [(0, "length"), (1, "stop"), (2, "length")]
+    assert usage["usage"]["completion_tokens"] == 2 + 5 + 4
+    assert usage["usage"]["prompt_tokens"] == 6
 
 
 async def test_several_choices_come_in_order_in_a_whole_answer(caller: Caller) -> None:

@@ -23,7 +23,15 @@ async def test_a_whole_completion(caller: Caller) -> None:
     assert body["usage"]["total_tokens"] == 7
 
 
-async def test_a_streamed_completion_joins_to_the_whole_one(caller: Caller) -> None:
+async def test_b01_a_streamed_completion_has_no_usage_unless_asked(caller: Caller) -> None:
+    for options in (None, {}, {"include_usage": False}):
+        answer = await complete(caller, "one two", stream=True, stream_options=options)
+        *frames, done = await answer.events()
+        assert done == "[DONE]"
+        assert all(frame["choices"] and "usage" not in frame for frame in frames)
+
+
+async def test_b01_a_streamed_completion_joins_to_the_whole_one(caller: Caller) -> None:
     answer = await complete(caller, "one two", stream=True, stream_options={"include_usage": True})
     *frames, usage, done = await answer.events()
     assert done == "[DONE]"
