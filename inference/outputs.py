@@ -291,6 +291,16 @@ class KVStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """A beginning of prompts that was found in the cache."""
+
+    num_tokens: int
+    num_hits: int
+    # Who finds it: a request's `cache_scope`, or "" for everybody: the server's own text.
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """An immutable picture of the engine, published by its thread; any thread may keep it."""
 
@@ -320,6 +330,8 @@ class EngineStats:
     # Counters since start.
     totals: Mapping[str, int]
     requests: Sequence[RequestInfo]
+    # Those that saved the most tokens, the first most.
+    prefixes: Sequence[PrefixStats] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,7 @@ class Scheduler:
         if parent is not None:
             copies.append(self.kv.fork(parent, request))
         else:
+            self.kv.count_hit(request, prefix)
             self.kv.start(request, prefix)
         if self.kv.reserve_tokens:
             self.kv.allocate_slots(request, request.num_tokens)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from inference.metrics import Metrics
-from inference.outputs import BlockMap, EngineStats, KVStats, RequestInfo, Setting
+from inference.outputs import BlockMap, EngineStats, KVStats, PrefixStats, RequestInfo, Setting
 from inference.request import Request, RequestStatus
 from inference.scheduler import Scheduler
 from inference.scheduling.limits import effective_class_weights
@@ -14,6 +14,7 @@ FREE = -1
 CACHED = -2
 # Waiting requests shown, however many there are.
 MAX_SHOWN_WAITING = 50
+MAX_SHOWN_PREFIXES = 10
 NO_BLOCKS = BlockMap(0, (), (), {}, {})
 
 
@@ -76,6 +77,10 @@ def engine_stats(
         step_forward_ms=metrics.step_forward_ms,
         totals=dict(metrics.totals),
         requests=_requests(scheduler, now_s),
+        prefixes=[
+            PrefixStats(each.num_tokens, each.num_hits, each.scope)
+            for each in scheduler.kv.hits.top(MAX_SHOWN_PREFIXES)
+        ],
     )
 
 

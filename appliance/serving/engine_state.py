@@ -27,6 +27,7 @@ def engine_state(stats: Any, model: Mapping[str, Any] | None) -> dict[str, Any]:
         "step_forward_ms": stats.step_forward_ms,
         "totals": dict(stats.totals),
         "requests": [fields_of(request) for request in stats.requests],
+        "prefixes": [fields_of(prefix) for prefix in stats.prefixes],
         "model": model,
     }
 

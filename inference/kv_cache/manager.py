@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from inference.kv_cache.block import BlockContent
 from inference.kv_cache.block_pool import BlockPool, DigestFunction, block_digest_function
-from inference.request import Request
+from inference.kv_cache.prefix_hits import HitCounters
+from inference.request import Request, RequestStatus
 
 # No private scope equals it: those carry a prefix of their own.
 PUBLIC_SCOPE = "public"
@@ -33,6 +34,7 @@ class KVCacheManager:
         # Baseline beside paging: every request takes room for this many tokens when it starts.
         # 0 is paging.
         self.reserve_tokens = 0
+        self.hits = HitCounters()
         self._prefix_cache = enable_prefix_cache
         self._digest = digest or block_digest_function(model_version)
         self._tables: dict[str, list[int]] = {}
@@ -85,6 +87,14 @@ class KVCacheManager:
         self._tables[request.request_id] = list(prefix)
         self._num_committed[request.request_id] = len(prefix)
         request.num_computed_tokens = len(prefix) * self.block_size
+
+    def count_hit(self, request: Request, prefix: list[int]) -> None:
+        """A new request was found to begin with `prefix`; one that comes back finds its own."""
+        if not prefix or request.status is RequestStatus.PREEMPTED:
+            return
+        index = len(prefix) - 1
+        scope = "" if self._is_public(request, index) else request.cache_scope
+        self.hits.count(self._digest_of(request, index), len(prefix) * self.block_size, scope)
 
     def fork(self, parent: Request, child: Request) -> tuple[int, int]:
         """Start `child`, which has the same prompt, on the blocks of `parent`'s computed prompt.
@@ -179,6 +189,7 @@ class KVCacheManager:
         self._prefix_cache = enabled
         if not enabled:
             self.pool.clear_cache()
+            self.hits.clear()
 
     # ---- checking
 
@@ -206,9 +217,12 @@ class KVCacheManager:
             digests.append(self._digest(content.scope, parent, content.token_ids))
         return digests[index]
 
+    def _is_public(self, request: Request, index: int) -> bool:
+        return (index + 1) * self.block_size <= request.num_public_prefix_tokens
+
     def _content(self, request: Request, index: int) -> BlockContent:
         start = index * self.block_size
         end = start + self.block_size
-        is_public = end <= request.num_public_prefix_tokens
+        is_public = self._is_public(request, index)
         scope = PUBLIC_SCOPE if is_public else _PRIVATE_PREFIX + request.cache_scope
         return BlockContent(scope, start, tuple(request.token_ids_between(start, end)))

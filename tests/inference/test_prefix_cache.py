@@ -155,3 +155,44 @@ def test_an_unknown_parent_is_ignored():
     harness.add(request)
     harness.run()
     assert len(request.output_token_ids) == 2
+
+
+# ---- hits of each beginning
+
+# Three blocks.
+SYSTEM = list(range(300, 348))
+
+
+def hits(harness):
+    return [(each.num_tokens, each.num_hits, each.scope) for each in harness.kv.hits.top(10)]
+
+
+def test_hits_are_counted_for_each_beginning_of_prompts_and_whose_it_is():
+    harness = Harness()
+    for owner in ("alice", "bob", "carol"):
+        harness.add(make_request([*SYSTEM, *range(400, 430)], 2, owner=owner, public=len(SYSTEM)))
+        harness.run()
+    assert hits(harness) == [(48, 2, "")], "the server's prompt, found by the second and the third"
+    harness.add(make_request([*SYSTEM, *range(400, 470)], 2, owner="bob", public=len(SYSTEM)))
+    harness.run()
+    assert hits(harness) == [(48, 2, ""), (64, 1, "bob")]
+
+
+def test_neither_choices_of_a_prompt_nor_a_preempted_request_count_as_hits():
+    harness = Harness(num_blocks=8)
+    harness.add(*fork_all(40, 3, max_tokens=60))
+    harness.run()
+    assert harness.num_preempted > 0
+    assert hits(harness) == []
+
+
+def test_switching_the_cache_off_forgets_the_hits_and_few_are_kept():
+    harness = Harness(num_blocks=2000)
+    for number in range(300):
+        prompt = [number, *range(100, 130)]
+        for _ in range(2):
+            harness.add(make_request(prompt, 1))
+            harness.run()
+    assert len(harness.kv.hits.top(1000)) == 256
+    harness.tune(enable_prefix_cache=False)
+    assert hits(harness) == []
