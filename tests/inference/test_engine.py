@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 import threading
 
 import pytest
@@ -251,3 +252,42 @@ def test_a_change_made_before_the_start_is_applied_first(runner):
     engine.load()
     engine.step()
     assert engine.stats().slots.requested == 2
+
+
+def opcodes_of(engine, clock, num_steps):
+    """Python instructions executed in so many steps: what they cost, whatever else the machine
+    does."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        clock.step(engine, num_steps)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("class_weights", ["strict", {"api": 2.0}])
+def test_a_step_costs_the_same_however_many_wait(clock, class_weights):
+    """Requests end and start, places in line are told, pictures are made in these steps too."""
+    costs = []
+    for num_waiting in (1500, 6000):
+        config = fake_config(max_num_seqs=8, max_waiting_requests=10_000)
+        engine = Engine(config, FakeRunner(num_blocks=256), clock=clock)
+        engine.load()
+        engine.tune(class_weights=class_weights)
+        for number in range(num_waiting):
+            request_class = list(RequestClass)[number % 3]
+            owner = f"user{number % 20}"
+            engine.add_request(make_request(12, 6, owner=owner, request_class=request_class))
+        clock.step(engine, 3)
+        costs.append(opcodes_of(engine, clock, 16))
+    # Heaps are deeper by a few comparisons.
+    assert costs[1] < 1.1 * costs[0]
