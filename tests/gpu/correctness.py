@@ -20,6 +20,7 @@ from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import penalise, sample
 from kernels.silu_and_mul import silu_and_mul
 from tests.gpu.report import Report
+from tests.inference.group_folders import write_groups
 from tests.inference.tiny_models import (
     StepDriver,
     greedy_of_transformers,
@@ -64,6 +65,9 @@ def check_all(report: Report, device: torch.device, *, is_small: bool) -> None:
     report.check("sampling", lambda: _sampling(rng, device, 300 if is_small else 128_256))
     report.check(
         "engine llama fp32 over 8 bits = the CPU's", lambda: _engine_in_8_bits(device, is_small)
+    )
+    report.check(
+        "engine llama bf16, 4- and 8-bit weights", lambda: _engine_with_groups(device, is_small)
     )
     families = (
         ("llama",) if is_small else ("llama", "mistral", "qwen3", "gemma2", "granite", "olmo2")
@@ -281,6 +285,31 @@ def _engine_in_8_bits(device: torch.device, is_small: bool) -> str:
     return f"{len(prompts)} x {num_tokens} ids, {backend}"
 
 
+def _engine_with_groups(device: torch.device, is_small: bool) -> str:
+    """Log probabilities along one forced text, against the same weights in fp32 on the CPU."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "tiny"
+        save_tiny_model("llama", folder, **(shape | _layers(is_small)))
+        write_groups(folder)
+        forced = {"logit_bias": {17: 100.0}, "logprobs": 1}
+        told = []
+        for where, dtype in ((device, "bfloat16"), (torch.device("cpu"), "float32")):
+            runner = _runner(folder, where, dtype=dtype)
+            info = runner.load(lambda share, text: None)
+            driver = StepDriver(runner.execute, num_blocks=info.num_blocks, block_size=8)
+            request = make_request([5, 9, 40], **forced)
+            steps = [driver.step([request], 24) for _ in range(3 if is_small else 20)]
+            told.append([step.tokens["request"].logprobs.token_logprob for step in steps])
+            runner.close()
+            if where.type == "cuda":
+                assert "quantised" in info.backend, info.backend
+    # These random models magnify roundings; a wrong weight is nats off.
+    worst = max(abs(got - want) for got, want in zip(*told, strict=True))
+    assert worst < 0.5, f"{worst:.2f} nats off"
+    return f"at most {worst:.2f} nats off"
+
+
 def _prompts(is_small: bool) -> tuple[list[list[int]], int]:
     """Prompts, and how many tokens to answer each with."""
     if is_small:
@@ -300,19 +329,23 @@ def _answers(
     **settings: str,
 ) -> tuple[list[list[int]], str]:
     """Greedy ids of each prompt, all in one batch in fp32; and the backend's name."""
-    config = EngineConfig(
-        model_dir=folder,
-        device=device.type,
-        dtype="float32",
-        cpu_backend="torch",
-        num_blocks=60,
-        block_size=8,
-        **settings,
-    )
-    runner = ModelRunner(config)
+    runner = _runner(folder, device, dtype="float32", **settings)
     info = runner.load(lambda share, text: None)
     driver = StepDriver(runner.execute, num_blocks=info.num_blocks, block_size=8)
     requests = [make_request(prompt, str(row)) for row, prompt in enumerate(prompts)]
     driver.run(requests, num_tokens, budget=24)
     runner.close()
     return [request.output_token_ids for request in requests], info.backend
+
+
+def _runner(folder: Path, device: torch.device, **settings: str) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model_dir=folder,
+            device=device.type,
+            cpu_backend="torch",
+            num_blocks=60,
+            block_size=8,
+            **settings,
+        )
+    )

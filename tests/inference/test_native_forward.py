@@ -23,8 +23,9 @@ from inference.runner.native_forward import GROUPS_FILE, GROUPS_FORMAT, make_nat
 from inference.weights.loader import Checkpoint
 from kernels import int8_kv
 from kernels.native import library
+from tests.inference.group_folders import write_groups
 from tests.inference.tiny_models import VOCAB_SIZE, make_request, save_tiny_model
-from tests.kernels.native_cases import random_groups, random_super_blocks, usable_kernels
+from tests.kernels.native_cases import random_super_blocks, usable_kernels
 
 KERNELS = usable_kernels()
 CPU = torch.device("cpu")
@@ -224,27 +225,6 @@ def test_a_text_longer_than_a_split_of_its_context(tmp_path, kernels) -> None:
     forward, _ = native(tmp_path, kernels)
     for chunk in ((0, 0, 310), (0, 310, 1), (0, 311, 8)):
         assert_close(texts.step(forward, [chunk]), texts.step(reference, [chunk]), kernels)
-
-
-def write_groups(folder: Path) -> None:
-    """Replace the model's linears by random groups: the side file, and what it stands for."""
-    rng = torch.Generator().manual_seed(8)
-    weights = load_file(folder / "model.safetensors")
-    tensors: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if not name.endswith(("_proj.weight", "embed_tokens.weight", "lm_head.weight")):
-            continue
-        eight = "embed" in name or "lm_head" in name or "o_proj" in name
-        groups = random_groups(
-            rng, *weight.shape, bits=8 if eight else 4, with_mins="mlp" in name and not eight
-        )
-        stem = name.removesuffix(".weight")
-        tensors[f"{stem}.quants"], tensors[f"{stem}.scales"] = groups.quants, groups.scales
-        if groups.mins is not None:
-            tensors[f"{stem}.mins"] = groups.mins
-        weights[name] = groups.weight.float()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file(tensors, folder / GROUPS_FILE, metadata={"format": GROUPS_FORMAT})
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
