@@ -116,6 +116,8 @@ class Reply:
         self._news = News()
         for generation in generations:
             generation.listen(self._news)
+        # There may be something already.
+        self._news.ring()
 
     @property
     def request_id(self) -> str:
@@ -127,10 +129,9 @@ class Reply:
         Raises:
             ApplianceError: a generation failed or was stopped, or the key was revoked.
         """
-        events = self._take()
-        if not events and self._open and self._failure is None:
+        if self._open and self._failure is None:
             await self._news.wait(timeout_s)
-            events = self._take()
+        events = self._take()
         await self._check_key()
         if events and not self._failure_is_next:
             pieces = self._pieces(events)

@@ -25,9 +25,9 @@ class Prepared(Protocol):
 class TokenStream(Protocol):
     """Events of one queued generation. Ends with exactly one `Finished`.
 
-    Read without waiting: `take` until it gives nothing, then wait until `on_news` is called, which
-    happens on the event loop and may happen in vain. A task woken for each source, and another for
-    each reader, cost more than the text.
+    Read without waiting: `take` gives all that came since the last look, and `on_news` is called
+    when there is more, on the event loop and perhaps in vain. A task woken for each source, and
+    another for each reader, cost more than the text.
 
     `aclose()` aborts it, gives its memory back, and is safe to call at any time and twice. The
     counts stay readable afterwards and are the truth, also after an abort.

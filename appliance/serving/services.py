@@ -211,13 +211,11 @@ class Generation:
         self.listen(news)
         try:
             while True:
-                events = self.take()
-                for event in events:
+                for event in self.take():
                     yield event
                     if isinstance(event, Finished):
                         return
-                if not events:
-                    await news.wait()
+                await news.wait()
         finally:
             await self.aclose()
 

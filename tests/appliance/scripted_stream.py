@@ -40,6 +40,8 @@ class ScriptedStream:
                 break
             taken.append(event)
             self._is_finished = isinstance(event, Finished)
+        if taken and not self._is_finished:
+            self._ring()
         return taken
 
     def _next(self) -> GenerationEvent | None:

@@ -49,7 +49,11 @@ class Answer:
         )
         text = TextStream(engine, request, self.source, Detokenizer(TOKENIZER))  # type: ignore[arg-type]
         self.stream = EngineStream(text, lambda: engine.abort(self.request_id), generation_event)
-        self.take = self.stream.take
+        self.num_looks = 0
+
+    def take(self) -> Any:
+        self.num_looks += 1
+        return self.stream.take()
 
     def listen(self, news: News) -> None:
         self.stream.listen(news.ring)
@@ -66,9 +70,9 @@ class Reading:
 
     def __init__(self, num_choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = Engine()
-        answers: list[Any] = [Answer(number, engine) for number in range(num_choices)]
+        self.answers: list[Any] = [Answer(number, engine) for number in range(num_choices)]
         self.sources = list(engine.streams.values())
-        self.reply = Reply(answers, num_choices, None)
+        self.reply = Reply(self.answers, num_choices, None)
         self.writes: list[bytes] = []
         self.num_scheduled = 0
         loop = asyncio.get_running_loop()
@@ -112,11 +116,12 @@ async def test_a_step_wakes_a_streams_one_task_once_and_writes_once(
     reading = Reading(num_choices, monkeypatch)
     await reading.settle()
     assert len(reading.writes) == 1  # the roles
-    before = reading.num_scheduled
+    before, looks = reading.num_scheduled, reading.answers[0].num_looks
     for _ in range(NUM_TOKENS):
         reading.step()
         await reading.settle()
     assert reading.num_scheduled - before == NUM_TOKENS
+    assert reading.answers[0].num_looks - looks == NUM_TOKENS
     assert len(reading.writes) == 1 + NUM_TOKENS
     assert all(write.count(b"data: ") == num_choices for write in reading.writes)
     await reading.end()

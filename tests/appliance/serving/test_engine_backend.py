@@ -124,14 +124,13 @@ async def each(stream):
     """Its events as they come; leaving early closes it, as every reader does."""
     news = News()
     stream.listen(news.ring)
-    event = None
     try:
-        while not isinstance(event, Finished):
-            taken = stream.take()
-            for event in taken:
+        while True:
+            for event in stream.take():
                 yield event
-            if not taken:
-                await news.wait()
+                if isinstance(event, Finished):
+                    return
+            await news.wait()
     finally:
         await stream.aclose()
 
