@@ -3,7 +3,7 @@
 Virtual token counter: Sheng et al. 2023, arXiv:2401.00588. Each owner has a counter of the service
 it got: prompt tokens when a request starts, output tokens as they come, divided by its weight. The
 owner with the least goes next. An owner who returns is lifted to the least counter in the queue, so
-that idle time saves up no credit. Two things differ from the paper: prompt tokens found in the
+that idle time, and time at a cap, saves up no credit. Two things differ from the paper: prompt tokens found in the
 prefix cache cost nothing, and an owner whom nobody served for `aging_s` goes next whatever its
 counter says. Owner: the engine thread. No torch.
 """
@@ -134,6 +134,7 @@ class FairQueue:
             return
         account.is_parked = False
         if account.waiting:
+            account.counter = max(account.counter, self._floor())
             account.waiting_since_s = now_s
             self._enter(account)
 

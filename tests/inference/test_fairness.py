@@ -152,6 +152,23 @@ def test_lifting_a_cap_takes_effect_at_once():
     assert len(harness.scheduler.running) == 4
 
 
+def test_turns_lost_to_a_cap_are_no_credit_once_it_is_lifted():
+    """Or a script that was held to one request for an hour would shut out all others after it."""
+    harness = Harness(slots=2, aging_s=NO_AGING, max_running_per_owner=1)
+    harness.add(*(make_request(10, 30, owner="script") for _ in range(40)))
+    harness.step()
+    for n in range(400):
+        harness.add(make_request(40, 1, owner=f"user{n % 3}"))
+    for _ in range(150):
+        harness.step()
+    num_before = len(harness.started)
+    harness.tune(max_running_per_owner=0)
+    for _ in range(150):
+        harness.step()
+    owners = [request.owner for request in harness.started[num_before : num_before + 12]]
+    assert owners.count("script") <= 6
+
+
 def test_an_owner_who_waited_the_aging_time_goes_next():
     """However many new owners come, each with less service than the one who waits."""
     harness = Harness(slots=1, aging_s=20.0)
