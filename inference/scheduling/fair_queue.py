@@ -3,9 +3,9 @@
 Virtual token counter: Sheng et al. 2023, arXiv:2401.00588. Each owner has a counter of the service
 it got: prompt tokens when a request starts, output tokens as they come, divided by its weight. The
 owner with the least goes next. An owner who returns is lifted to the least counter in the queue, so
-that idle time, and time at a cap, saves up no credit. Two things differ from the paper: prompt tokens found in the
-prefix cache cost nothing, and an owner whom nobody served for `aging_s` goes next whatever its
-counter says. Owner: the engine thread. No torch.
+that idle time, and time at a cap, saves up no credit. Two things differ from the paper: prompt
+tokens found in the prefix cache cost nothing, and an owner whom nobody served for `aging_s` goes
+next whatever its counter says. Owner: the engine thread. No torch.
 """
 
 import heapq
