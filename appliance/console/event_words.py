@@ -91,7 +91,7 @@ def _rejected(who: str, data: Mapping[str, Any]) -> Worded:
 def _tuned(who: str, data: Mapping[str, Any]) -> Worded | None:
     # Weights are told by name where they are set.
     changes = [
-        f"{SETTING_WORDS.get(name, name)}: now {value}"
+        f"{SETTING_WORDS.get(name, name)}: now {_told_value(name, str(value))}"
         for name, value in data.items()
         if name != "owner_weights"
     ]
@@ -183,6 +183,15 @@ def _many(count: Any, what: str) -> str:
 
 def _sentence(text: Any) -> str:
     return str(text or "no reason was given").rstrip(".")
+
+
+def _told_value(name: str, text: str) -> str:
+    """A value as the engine's event has it, which is text."""
+    if name != "class_weights":
+        return f"{int(text):,}" if text.isdecimal() else text
+    for kind, words in CLASS_WORDS.items():
+        text = text.replace(kind, words)
+    return value_words(text)
 
 
 def value_words(value: Any) -> str:

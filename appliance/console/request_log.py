@@ -50,6 +50,8 @@ _ENGINE_FIELDS = {
 QUEUED, PREFILL, DECODE, PREEMPTED = range(4)
 _PHASES = {"waiting": QUEUED, "prefill": PREFILL, "decode": DECODE, "preempted": PREEMPTED}
 _NO_SLOT = -1
+# Of fewer written tokens the speed says little: the first come at once.
+_LEAST_FOR_SPEED = 8
 
 # How long an ended request stays known, and how much of that a fresh page gets.
 KEEP_ENDED_S = 900.0
@@ -170,7 +172,8 @@ class RequestLog:
             row.put(name, info.get(engine_name), tick)
         ttft, speed = info.get("ttft_s"), info.get("tokens_per_s")
         row.put("ttft", None if ttft is None else round(ttft, 3), tick)
-        row.put("speed", None if speed is None else round(speed, 1), tick)
+        is_known = speed is not None and (info.get("num_output_tokens") or 0) >= _LEAST_FOR_SPEED
+        row.put("speed", round(speed, 1) if is_known else None, tick)
         row.put("wait", _wait(info.get("wait")), tick)
         self._follow_phase(row, info, now, tick)
 

@@ -101,7 +101,7 @@ export class BlockLegend {
     const data = { total, held: counts.held, shared: counts.shared, cached: counts.cached, free: counts.free, kept: this.#model.kept, step: this.#model.step };
     for (const [name, value] of Object.entries(data)) this.#summary.dataset[name] = String(value);
     setText(this.#summary, `Of ${count(total)} blocks ${count(counts.held)} are held by one request each, ${count(counts.shared)} are shared, ${count(counts.cached)} are cached and ${count(counts.free)} are free.`);
-    setText(this.#compare, this.#comparison(counts));
+    setText(this.#compare, total ? this.#comparison(counts) : 'The map appears as soon as a model serves.');
   }
 
   // Waste here, and what contiguous reservations of the same requests would take.

@@ -21,10 +21,12 @@ export class SlotsControl {
 
   update() {
     const { slots, settings_version: version } = this.#model.state;
-    if (!slots) return;
-    this.#field.disabled = this.#range.disabled = this.#busy;
-    setText(document.querySelector('#slots-effective'), String(slots.effective));
     const badge = document.querySelector('#slots-badge');
+    // Without an engine there is no number to change.
+    badge.hidden = !slots?.effective;
+    this.#field.disabled = this.#range.disabled = this.#busy || !slots?.effective;
+    if (!slots?.effective) return;
+    setText(document.querySelector('#slots-effective'), String(slots.effective));
     badge.classList.toggle('warn', slots.requested !== slots.effective && slots.requested !== 'auto');
     // Another admin's change reaches a form that nobody is editing at once; one being edited keeps
     // what it shows, and applying it then says that somebody was first.

@@ -32,7 +32,8 @@ export function staticReplay(actual, slots, now) {
   const line = actual.filter((bar) => bar.served !== null).sort((a, b) => a.came - b.came);
   const bars = [];
   let clock = line[0]?.came ?? 0, next = 0;
-  while (next < line.length) {
+  // Without an engine there are no slots, and a batch of none would never end the line.
+  while (slots > 0 && next < line.length) {
     clock = Math.max(clock, line[next].came);
     if (clock >= now) break;
     const batch = [];
@@ -44,7 +45,7 @@ export function staticReplay(actual, slots, now) {
     });
     clock += longest;
   }
-  const waiting = [...line.slice(next), ...actual.filter((bar) => bar.served === null && bar.live)];
+  const waiting = [...line.slice(next).filter((bar) => slots > 0 || bar.live), ...actual.filter((bar) => bar.served === null && bar.live)];
   return { bars, waiting: waiting.map((bar) => ({ row: bar.row, came: bar.came })) };
 }
 

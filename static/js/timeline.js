@@ -107,7 +107,7 @@ export class Timeline {
       c.fillStyle = ink.row;
       c.fillRect(LEFT, y + this.#row - 1, width - LEFT - this.#right, 1);
       c.fillStyle = running[slot] ? ink.text : ink.faint;
-      const closed = slot >= this.#effective;
+      const closed = this.#effective > 0 && slot >= this.#effective;
       c.fillText(running[slot] || (closed ? 'closed' : isStatic ? 'idle' : 'free'), width - this.#right + 10, middle);
     }
   }

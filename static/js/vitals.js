@@ -21,7 +21,7 @@ export class Vitals {
     const share = kv?.blocks_total ? kv.blocks_used / kv.blocks_total * 100 : null;
     this.#say('kv', share === null ? '–' : share > 0 && share < 10 ? share.toFixed(1) : String(Math.round(share)));
     document.querySelector('[data-kv-meter]').value = share ?? 0;
-    this.#say('kv-why', kv ? `${count(kv.blocks_used)} of ${many(kv.blocks_total, 'block')}` : '');
+    this.#say('kv-why', kv?.blocks_total ? `${count(kv.blocks_used)} of ${many(kv.blocks_total, 'block')}` : '');
     const hits = state.cache_hit_rate;
     this.#say('hits', hits === null || hits === undefined ? '–' : String(Math.round(hits * 100)));
     this.#say('hits-why', hits === null || hits === undefined ? 'no prompts in the last 15 min' : 'of prompt tokens in the last 15 min were not computed again');
@@ -33,7 +33,7 @@ export class Vitals {
 
   #running(state, slots) {
     this.#say('running', count(state.running ?? 0));
-    this.#say('slots', slots ? `of ${many(slots.effective, 'slot')}` : '');
+    this.#say('slots', slots?.effective ? `of ${many(slots.effective, 'slot')}` : '');
     const kept = state.settings?.reserved_interactive_slots?.effective ?? 0;
     this.#say('running-why', kept ? `${many(kept, 'slot')} kept for chat` : slots && slots.requested !== slots.effective && slots.requested !== 'auto' ? `${slots.requested} asked for` : '');
     const total = Math.min(MOST_PIPS, slots?.effective ?? 0), on = Math.min(total, state.running ?? 0), key = `${total} ${on} ${kept}`;

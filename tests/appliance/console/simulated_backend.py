@@ -18,6 +18,7 @@ from tests.appliance.console.simulated_parts import (
     MODEL,
     PREFIX_BLOCKS,
     SETTINGS,
+    UNLOADED,
     SimRequest,
 )
 
@@ -65,6 +66,9 @@ class SimulatedBackend:
     # ---- Backend
 
     def state(self) -> Mapping[str, Any]:
+        return self._state() | (UNLOADED if self.status == "loading" else {})
+
+    def _state(self) -> dict[str, Any]:
         used = self._used_blocks()
         wasted = sum(len(r.blocks) * BLOCK - self._own_tokens(r) for r in self._running)
         ttfts = sorted(self._ttfts[-100:])
@@ -112,6 +116,8 @@ class SimulatedBackend:
         }
 
     def block_map(self) -> Mapping[str, Any]:
+        if self.status == "loading":
+            return {"step": 0, "cells": [], "holders": [], "partial": {}, "token_start": {}}
         cells = [-1] * self._total
         holders: list[list[str]] = []
         partial: dict[int, int] = {}

@@ -35,6 +35,20 @@ SETTINGS: dict[str, Any] = {
     "reserve_tokens": 0,
 }
 
+# Of the state, what an engine without a model has instead.
+UNLOADED: dict[str, Any] = {
+    "slots": {"requested": 0, "effective": 0, "reason": "the model is not loaded"},
+    "settings": {},
+    "running": 0,
+    "waiting": 0,
+    "kv": dict.fromkeys(
+        ("block_size", "bytes_per_block", "blocks_total", "blocks_used", "blocks_cached",
+         "blocks_free", "blocks_shared", "slots_wasted"), 0,
+    ),
+    "requests": [],
+    "model": None,
+}  # fmt: skip
+
 
 @dataclass
 class SimRequest:

@@ -245,6 +245,23 @@ def test_the_banner_says_the_state(page: Page, server: Server, state: str, words
     expect(page.locator("#live-banner")).to_be_hidden()
 
 
+def test_while_the_model_loads_nothing_is_made_up(page: Page, server: Server) -> None:
+    server.set_state("loading")
+    try:
+        expect(page.locator("#live-banner")).to_contain_text("58 %")
+        expect(page.locator("#map-compare")).to_have_text(
+            "The map appears as soon as a model serves."
+        )
+        expect(page.locator("#slots-badge")).to_be_hidden()
+        expect(page.locator("#slots-requested")).to_be_disabled()
+        for name in ("slots", "kv-why"):
+            expect(page.locator(f'[data-vital="{name}"]')).to_be_empty()
+    finally:
+        server.set_state("ready")
+    expect(page.locator("#slots-requested")).to_be_enabled()
+    page.wait_for_function("() => document.querySelector('#block-summary').dataset.total > 0")
+
+
 def test_nothing_overflows_at_1000_pixels(page: Page) -> None:
     page.set_viewport_size({"width": 1000, "height": 900})
     page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")

@@ -142,6 +142,10 @@ def test_events_say_what_happened_and_why() -> None:
     stopped = event("aborted", 1.0, reason="abort", detail="", output_tokens=96)
     rejected = event("rejected", 1.0, why="QueueFull", num_rejected=1)
     reused = event("admitted", 1.0, cached_tokens=4096, queue_s=0.0, slot=0)
+    weights = event("tuned", 1.0, class_weights="interactive 4, api 1", max_model_len="4096")
+    assert told(weights) == [
+        "Shares of kinds of requests: now chat 4, scripts 1; Context limit: now 4,096."
+    ]
     assert told(stopped, rejected, reused, event("tuned", 1.0, slots="6")) == [
         "bob's answer was stopped after 96 tokens.",
         "bob's request was turned away: the waiting line is full.",
