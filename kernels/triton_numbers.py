@@ -30,7 +30,7 @@ def whole_numbers(stored, dtype: tl.constexpr, BITS: tl.constexpr, CENTRE: tl.co
     Where 1.0 * 2**7 (bf16) or 2**10 (fp16) has room for them below, the bits are put there, and a
     subtraction does the rest: devices convert whole numbers slowly.
     """
-    if BITS == 4 or dtype == tl.float16:
+    if BITS < 8 or dtype == tl.float16:
         BASE: tl.constexpr = 0x6400 if dtype == tl.float16 else 0x4300
         START: tl.constexpr = 1024 if dtype == tl.float16 else 128
         raised = (stored.to(tl.int16) | BASE).to(dtype, bitcast=True)

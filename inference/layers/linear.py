@@ -29,8 +29,9 @@ class Linear(nn.Module):
         self.part_sizes = part_sizes
         self.weight = _empty(sum(part_sizes), in_size, dtype=dtype, device=device)
         self.bias = _empty(sum(part_sizes), dtype=dtype, device=device) if bias else None
-        # The same weights in 4 or 8 bits, for few rows; see `inference.weights.groups`.
-        self.groups: QuantWeight | None = None
+        # The same weights as they are quantised, for few rows, rows under rows: one matrix, or
+        # several where parts differ in form. None, or all of them; see `inference.weights.groups`.
+        self.groups: tuple[QuantWeight, ...] = ()
 
     def forward(self, inputs: Tensor, *, few_rows: bool) -> Tensor:
         """[num_tokens, sum(part_sizes)] from [num_tokens, in_size].
@@ -38,9 +39,17 @@ class Linear(nn.Module):
         Args:
             few_rows: groups may be read instead of the weights, where there are some.
         """
-        if few_rows and self.groups is not None and 1 <= inputs.shape[0] <= MAX_ROWS:
-            return quant_linear(inputs, self.groups, self.bias)
+        if few_rows and self.groups and 1 <= inputs.shape[0] <= MAX_ROWS:
+            return self._from_groups(inputs)
         return F.linear(inputs, self.weight, self.bias)
+
+    def _from_groups(self, inputs: Tensor) -> Tensor:
+        sizes = [part.num_columns for part in self.groups]
+        biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
+        outputs = [
+            quant_linear(inputs, part, bias) for part, bias in zip(self.groups, biases, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -114,7 +114,7 @@ class Decoder(nn.Module):
     def reads_groups(self) -> bool:
         """Whether any linear has quantised groups for few rows."""
         linears = (module for module in self.modules() if isinstance(module, Linear))
-        return any(linear.groups is not None for linear in linears)
+        return any(linear.groups for linear in linears)
 
     def prepare(self) -> None:
         """Called once, after loading."""

@@ -1,11 +1,12 @@
 """Quantised groups beside a checkpoint's own weights, for linears whose rows are few.
 
-`quantized.safetensors` holds the exact groups of the GGUF file that the folder was imported from
-(`gguf_dequantize.QuantGroups`); its super-blocks are for the CPU's kernels alone.
+`quantized.safetensors` holds the matrices of the GGUF file that the folder was imported from as
+they were there: groups of 32 (`gguf_dequantize.QuantGroups`), or blocks of 256 of the K formats.
 """
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from inference.weights.gguf_import import GROUPS_FORMAT
 from inference.weights.names import checkpoint_names
 from kernels.errors import KernelArgumentError
 from kernels.quant_linear.packing import QuantWeight, pack, stack
+from kernels.quant_linear.super_blocks import (
+    SUPER_BLOCK_BITS,
+    pack_super_blocks,
+    packed_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +52,34 @@ class GroupsFile:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all groups together, at most."""
-        return self.path.stat().st_size if self._names else 0
+        """Memory of all groups together."""
+        return sum(self._bytes_of(name) for name in self._names)
 
-    def read(self, names: Iterable[str], device: torch.device) -> QuantWeight | None:
-        """The checkpoint's matrices `names`, rows under rows; None unless all are there in one
-        form."""
-        stems = [name.removesuffix(".weight") for name in names]
-        if not all(f"{stem}.quants" in self._names for stem in stems):
-            return None
+    def _bytes_of(self, name: str) -> int:
+        part = self._file.get_slice(name)
+        stored = math.prod(part.get_shape()) * (2 if part.get_dtype() == "F16" else 1)
+        bits = next((bits for bits in SUPER_BLOCK_BITS if name.endswith(f".q{bits}_k")), None)
+        return stored if bits is None else packed_bytes(stored, bits)
+
+    def read(self, names: Iterable[str], device: torch.device) -> tuple[QuantWeight, ...]:
+        """The checkpoint's matrices `names`, rows under rows, as one where they are of one form;
+        nothing unless all are there."""
         with _refusals(self.path):
-            return stack([self._read(stem, device) for stem in stems])
+            parts = [self._read(name.removesuffix(".weight"), device) for name in names]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return ()
+        stacked = stack(found)
+        return tuple(found) if stacked is None else (stacked,)
 
-    def _read(self, stem: str, device: torch.device) -> QuantWeight:
+    def _read(self, stem: str, device: torch.device) -> QuantWeight | None:
+        for bits in SUPER_BLOCK_BITS:
+            name = f"{stem}.q{bits}_k"
+            if name in self._names:
+                return pack_super_blocks(self._file.get_tensor(name).to(device), bits)
+        if f"{stem}.quants" not in self._names:
+            return None
+
         def part(name: str) -> torch.Tensor:
             found: torch.Tensor = self._file.get_tensor(f"{stem}.{name}")
             return found.to(device)
@@ -87,19 +108,16 @@ def add_groups(decoder: Decoder, groups: GroupsFile) -> int:
     for name, linear in linears:
         tied = linear.weight is decoder.embedding.weight
         parameter = "embedding.weight" if tied else f"{name}.weight"
-        found = None
         for stacked in (True, False):
-            if found is None:
-                names = checkpoint_names(decoder.spec, parameter, stacked=stacked)
-                found = groups.read(names, linear.weight.device)
-        if found is None:
+            names = checkpoint_names(decoder.spec, parameter, stacked=stacked)
+            linear.groups = linear.groups or groups.read(names, linear.weight.device)
+        if not linear.groups:
             continue
-        if (found.num_columns, found.depth) != tuple(linear.weight.shape):
-            raise ModelLoadError(
-                f"{groups.path} has {parameter} as [{found.num_columns}, {found.depth}] instead of "
-                f"{list(linear.weight.shape)}."
-            )
-        linear.groups = found
+        num_columns, depth = linear.weight.shape
+        if num_columns != sum(part.num_columns for part in linear.groups) or any(
+            part.depth != depth for part in linear.groups
+        ):
+            raise ModelLoadError(f"{groups.path} has {parameter} in another shape than the model.")
         count += 1
     logger.info("%d of %d linears have quantised groups.", count, len(linears))
     return count

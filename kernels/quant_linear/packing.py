@@ -1,4 +1,4 @@
-"""Weights in groups of 32: from the form of a model folder to the one that kernels read.
+"""Weights in groups: from the forms of a model folder to the one that kernels read.
 
 A model folder has a row's groups back to back (`inference.weights.gguf_dequantize.QuantGroups`). A
 kernel's program takes some rows and goes along their groups: here the groups of all rows at one
@@ -24,14 +24,20 @@ class QuantWeight:
     An odd number of groups has one of zeros behind it.
     """
 
-    # uint8: 8 bits [num_groups, num_columns, 32], stored as q + 128; 4 bits
-    # [num_groups / 2, num_columns, 32], even groups in low nibbles and odd ones in high.
+    # uint8 [num_groups, num_columns, group]; 4 bits [num_groups / 2, num_columns, group], even
+    # groups in low nibbles and odd ones in high.
     quants: Tensor
-    # [num_groups, num_columns] float16
+    # [num_groups, num_columns] float16 or float32
     scales: Tensor
     mins: Tensor | None
+    # That are used: 4, 5, 6 or 8.
     bits: int
     depth: int
+
+    @property
+    def group(self) -> int:
+        """Numbers with one scale: 16 or 32."""
+        return self.quants.shape[2]
 
     @property
     def num_columns(self) -> int:
@@ -75,21 +81,16 @@ def pack(quants: Tensor, scales: Tensor, mins: Tensor | None) -> QuantWeight:
     bits = 4 if quants.shape[1] < depth else 8
     if bits == 4:
         quants = torch.stack([quants & 15, quants >> 4], dim=-1)
-    quants = _groups_first(quants.reshape(num_columns, num_groups, GROUP))
+    quants = groups_first(quants.reshape(num_columns, num_groups, GROUP))
     if bits == 4:
         quants = quants[0::2] | quants[1::2] << 4
-    return QuantWeight(
-        quants.contiguous(),
-        _groups_first(scales).contiguous(),
-        None if mins is None else _groups_first(mins).contiguous(),
-        bits,
-        depth,
-    )
+    mins = None if mins is None else groups_first(mins)
+    return QuantWeight(quants, groups_first(scales), mins, bits, depth)
 
 
 def stack(weights: list[QuantWeight]) -> QuantWeight | None:
     """The matrices as one, rows under rows; None where they are quantised in different ways."""
-    if len({(each.bits, each.depth, each.mins is None) for each in weights}) > 1:
+    if len({(each.bits, each.depth, each.scales.dtype, each.mins is None) for each in weights}) > 1:
         return None
     mins = [each.mins for each in weights if each.mins is not None]
     return QuantWeight(
@@ -112,7 +113,7 @@ def unpack(weight: QuantWeight) -> Tensor:
     return numbers.transpose(0, 1).flatten(1)[:, : weight.depth]
 
 
-def _groups_first(tensor: Tensor) -> Tensor:
+def groups_first(tensor: Tensor) -> Tensor:
     """[num_columns, num_groups, ...] -> [num_groups, num_columns, ...]; an even number of them."""
     moved = tensor.transpose(0, 1)
-    return F.pad(moved, (0, 0) * (moved.dim() - 1) + (0, moved.shape[0] % 2))
+    return F.pad(moved, (0, 0) * (moved.dim() - 1) + (0, moved.shape[0] % 2)).contiguous()

@@ -16,7 +16,6 @@ from kernels.quant_linear.packing import QuantWeight
 from kernels.triton_launch import num_processors, power_of_2
 from kernels.triton_numbers import dot, round_to, whole_numbers
 
-_GROUP = tl.constexpr(32)
 _BLOCK_N = 64
 # Programs for each multiprocessor that a split shall give at least.
 _PROGRAMS_EACH = 2
@@ -49,6 +48,7 @@ def quant_linear(inputs: Tensor, weight: QuantWeight, bias: Tensor | None) -> Te
         inputs.stride(0),
         num_pairs,
         triton.cdiv(num_pairs, num_splits),
+        GROUP=weight.group,
         BITS=weight.bits,
         CENTRE=weight.centre,
         **tile_options(num_rows),
@@ -98,11 +98,12 @@ def _add_group(
     groups_apart,
     depth,
     stride_input,
+    GROUP: tl.constexpr,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
 ):
     """`sums` [BLOCK_N, BLOCK_M] and what the group at `group` of every column adds to them."""
-    places = group * _GROUP + tl.arange(0, _GROUP)
+    places = group * GROUP + tl.arange(0, GROUP)
     mask = (places < depth)[:, None] & (rows < num_rows)[None, :]
     pointers = input_ptr + rows[None, :] * stride_input + places[:, None]
     inputs = tl.load(pointers, mask=mask, other=0.0)
@@ -131,6 +132,7 @@ def _quant_linear_kernel(
     stride_input,
     num_pairs,
     pairs_each,
+    GROUP: tl.constexpr,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -142,9 +144,9 @@ def _quant_linear_kernel(
     first = split * pairs_each
     end = tl.minimum(first + pairs_each, num_pairs)
     is_column = columns < num_columns
-    offsets = columns[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    offsets = columns[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     groups_apart = tl.full([], 0, tl.int64) + num_columns  # a matrix may pass 2 GiB
-    group_bytes = groups_apart * _GROUP
+    group_bytes = groups_apart * GROUP
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for pair in range(first, end):
         if BITS == 4:
@@ -172,6 +174,7 @@ def _quant_linear_kernel(
                 groups_apart,
                 depth,
                 stride_input,
+                GROUP,
                 BITS,
                 CENTRE,
             )

@@ -66,9 +66,11 @@ class _Steps:
         if in_few_bits:
             for linear in linears:
                 num_columns, depth = linear.weight.shape
-                linear.groups = _random_groups(num_columns, depth, 4, self._device)
+                linear.groups = (_random_groups(num_columns, depth, 4, self._device),)
         # A step reads a row of the embedding for each token, not all of it; norms are small.
-        self._weight_bytes = sum((each.groups or each.weight).nbytes for each in linears)
+        self._weight_bytes = sum(
+            part.nbytes for each in linears for part in each.groups or (each.weight,)
+        )
         storage = KVCacheStorage(
             _config(),
             num_blocks=max(BATCHES) * _BLOCKS_EACH,

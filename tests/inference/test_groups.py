@@ -29,6 +29,7 @@ from kernels.quant_linear.packing import unpack
 from tests.gpu.check import triton_everywhere
 from tests.inference.gguf_files import llama_weights, write_llama
 from tests.inference.tiny_models import make_request
+from tests.kernels.native_cases import random_super_blocks
 
 CPU = torch.device("cpu")
 SIDE_FILE = "quantized.safetensors"
@@ -92,9 +93,9 @@ def test_every_linear_has_the_files_own_numbers(kind, tmp_path) -> None:
     assert decoder.reads_groups
     assert len(linears_of(decoder)) == 2 * 4 + 1
     for linear in linears_of(decoder):
-        assert linear.groups is not None
+        (groups,) = linear.groups
         # The weight is the same rounded to bf16, stacked in the same order.
-        assert torch.equal(unpack(linear.groups).bfloat16(), linear.weight)
+        assert torch.equal(unpack(groups).bfloat16(), linear.weight)
 
 
 def test_a_decode_reads_groups_alone(model) -> None:
@@ -111,9 +112,9 @@ def test_a_prompt_reads_groups_only_for_its_last_token(model) -> None:
     decoder, plain = load(model), load(model, with_groups=False)
     for linear in linears_of(decoder):
         if linear is not decoder.lm_head:
-            linear.groups.scales.fill_(torch.nan)
+            linear.groups[0].scales.fill_(torch.nan)
     assert logits(model, decoder, 4).isfinite().all()
-    decoder.lm_head.groups = None
+    decoder.lm_head.groups = ()
     assert torch.equal(logits(model, decoder, 4), logits(model, plain, 4))
 
 
@@ -139,7 +140,7 @@ def test_a_captured_decode_launches_a_kernel_for_each_linear(model, num_rows, gr
 def test_more_rows_than_the_kernel_takes_read_the_weights(model) -> None:
     head = load(model).lm_head
     inputs = torch.ones(MAX_ROWS + 1, 256, dtype=torch.bfloat16)
-    head.groups.scales.fill_(torch.nan)
+    head.groups[0].scales.fill_(torch.nan)
     assert head(inputs, few_rows=True).isfinite().all()
     assert head(inputs[1:], few_rows=True).isnan().all()
 
@@ -155,13 +156,43 @@ def rewrite(folder: Path, target: Path, change) -> Path:
     return target
 
 
-def test_parts_of_unlike_form_keep_the_weights(model, tmp_path) -> None:
+def test_parts_of_unlike_form_are_multiplied_one_by_one(model, tmp_path) -> None:
+    """As in files of the kind Q4_K_M: v has more bits than q and k beside it."""
+    rng = torch.Generator().manual_seed(8)
+    value = random_super_blocks(rng, 128, 256, bits=6)
     stem = "model.layers.0.self_attn.v_proj"
-    folder = rewrite(model, tmp_path / "copy", lambda tensors: tensors.pop(f"{stem}.mins"))
-    decoder = load(folder)
-    assert decoder.layers[0].attention.qkv_proj.groups is None
-    assert decoder.layers[0].attention.o_proj.groups is not None
-    assert decoder.layers[1].attention.qkv_proj.groups is not None
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for part in ("quants", "scales", "mins"):
+            del tensors[f"{stem}.{part}"]
+        tensors[f"{stem}.q6_k"] = value.blocks
+
+    decoder = load(rewrite(model, tmp_path / "copy", change))
+    stacked = decoder.layers[0].attention.qkv_proj
+    assert [(part.num_columns, part.bits) for part in stacked.groups] == [
+        (256, 4),
+        (128, 4),
+        (128, 6),
+    ]
+    stacked.bias = torch.nn.Parameter(torch.randn(512, generator=rng).bfloat16(), False)
+    inputs = torch.randn(2, 256, generator=rng).bfloat16()
+    weight = torch.cat([stacked.weight[:384].double(), value.weight])
+    want = inputs.double() @ weight.T + stacked.bias.double()
+    got = stacked(inputs, few_rows=True)
+    torch.testing.assert_close(got.double(), want, atol=0.05 * float(want.std()), rtol=2**-7)
+    assert len(decoder.layers[1].attention.qkv_proj.groups) == 1
+
+
+def test_a_matrix_without_groups_keeps_its_weights(model, tmp_path) -> None:
+    stem = "model.layers.0.self_attn.v_proj"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for part in ("quants", "scales", "mins"):
+            del tensors[f"{stem}.{part}"]
+
+    decoder = load(rewrite(model, tmp_path / "copy", change))
+    assert decoder.layers[0].attention.qkv_proj.groups == ()
+    assert decoder.layers[0].attention.o_proj.groups != ()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +228,10 @@ def test_a_broken_side_file_is_refused_and_a_foreign_one_ignored(model, tmp_path
 
 def test_groups_count_when_weights_are_held_against_memory(model, monkeypatch) -> None:
     weights = Checkpoint(model).num_elements * 2
-    side = (model / SIDE_FILE).stat().st_size
+    beside = sum(part.nbytes for each in linears_of(load(model)) for part in each.groups)
+    assert GroupsFile(model).num_bytes == beside
     monkeypatch.setattr(
-        "inference.runner.model_runner.free_memory", lambda device: weights + side - 1
+        "inference.runner.model_runner.free_memory", lambda device: weights + beside - 1
     )
     assert not load(model, with_groups=False).reads_groups
     with pytest.raises(NotEnoughMemory, match="weights need"):

@@ -5,7 +5,9 @@ from kernels.backends import Backend, available
 from kernels.errors import KernelArgumentError
 from kernels.quant_linear import MAX_ROWS, quant_linear
 from kernels.quant_linear.packing import pack, stack, unpack
+from kernels.quant_linear.super_blocks import pack_super_blocks, packed_bytes
 from tests.kernels.group_cases import Groups, random_groups
+from tests.kernels.native_cases import random_super_blocks
 
 FORMS = [(4, False), (4, True), (8, False)]
 BACKENDS = [each for each in available() if each is not Backend.CPU]  # it is the reference there
@@ -61,6 +63,44 @@ def test_takes_views_of_a_wider_tensor_and_changes_no_input(backend, rng) -> Non
     want = wide[:, 50:114].double() @ groups.weight.T
     torch.testing.assert_close(got.double(), want, atol=3e-5, rtol=2**-8)
     assert torch.equal(wide, before)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_super_blocks_keep_every_number(bits, rng) -> None:
+    """Against the format's own library, which multiplies in fp32 too."""
+    blocks = random_super_blocks(rng, 12, 512, bits=bits)
+    weight = pack_super_blocks(blocks.blocks, bits)
+    assert (weight.num_columns, weight.depth, weight.bits) == (12, 512, bits)
+    assert packed_bytes(blocks.blocks.nbytes, bits) == weight.nbytes
+    torch.testing.assert_close(unpack(weight), blocks.weight.float(), atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_super_blocks_multiply_exactly_but_for_one_rounding(backend, dtype, bits, rng) -> None:
+    blocks = random_super_blocks(rng, 70, 256, bits=bits)
+    inputs = torch.randn(3, 256, generator=rng).to(dtype)
+    got = quant_linear(inputs, pack_super_blocks(blocks.blocks, bits), backend=backend)
+    want = inputs.double() @ blocks.weight.T
+    largest = float(want.abs().max())
+    torch.testing.assert_close(got.double(), want, atol=3e-5 * largest, rtol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "bits"),
+    [
+        ("bits", (2, 144), torch.uint8, 8),
+        ("blocks", (2, 145), torch.uint8, 4),
+        ("blocks", (2, 0), torch.uint8, 4),
+        ("blocks", (288,), torch.uint8, 4),
+        ("blocks", (2, 210), torch.int8, 6),
+    ],
+)
+def test_bad_super_blocks_are_refused_by_name(name, shape, dtype, bits) -> None:
+    with pytest.raises(KernelArgumentError) as refused:
+        pack_super_blocks(torch.zeros(shape, dtype=dtype), bits)
+    assert refused.value.argument == name
 
 
 def test_matrices_of_one_form_stack_and_others_do_not(rng) -> None:

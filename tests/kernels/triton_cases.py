@@ -69,13 +69,21 @@ def write(op: Callable[..., Any], *before: Tensor, dtype: torch.dtype = BF16) ->
 
 
 def multiply(
-    num_rows: int, dtype: torch.dtype = BF16, *, bits: int, with_mins: bool, num_splits: int = 1
+    num_rows: int,
+    dtype: torch.dtype = BF16,
+    *,
+    bits: int,
+    with_mins: bool,
+    num_splits: int = 1,
+    group: int = 32,
+    scale_dtype: torch.dtype = FP16,
 ) -> None:
     """The attention's output projection of an 8B model."""
     num_columns, depth = 4096, 4096
-    groups = depth // 32
-    scales = meta(groups, num_columns, dtype=FP16)
-    quants = meta(groups * bits // 8, num_columns, 32, dtype=torch.uint8)
+    groups = depth // group
+    scales = meta(groups, num_columns, dtype=scale_dtype)
+    packed = groups // 2 if bits == 4 else groups
+    quants = meta(packed, num_columns, group, dtype=torch.uint8)
     weight = QuantWeight(quants, scales, scales if with_mins else None, bits, depth)
     with mock.patch.object(triton_quant_linear, "choose_num_splits", return_value=num_splits):
         quant_linear(meta(num_rows, depth, dtype=dtype), weight, **_TRITON)
@@ -120,6 +128,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "quant_linear 8 bits, 16 rows": lambda: multiply(16, bits=8, with_mins=False),
     "quant_linear 8 bits, 64 rows": lambda: multiply(64, bits=8, with_mins=False),
     "quant_linear 8 bits, 32 rows fp16": lambda: multiply(32, FP16, bits=8, with_mins=False),
+    "quant_linear Q4_K, 64 rows": lambda: multiply(64, bits=4, with_mins=True, scale_dtype=FP32),
+    "quant_linear Q5_K, 64 rows": lambda: multiply(64, bits=5, with_mins=True, scale_dtype=FP32),
+    "quant_linear Q6_K, 64 rows": lambda: multiply(
+        64, bits=6, with_mins=False, scale_dtype=FP32, group=16
+    ),
     "sample": draw,
     "penalise": lower,
     "decode 64": lambda: _one_decode(64),
