@@ -14,7 +14,8 @@ from kernels.backends import Backend
 from kernels.kv_cache_write import kv_cache_write
 from kernels.paged_attention import paged_attention
 from kernels.quant_linear import quant_linear
-from kernels.quant_linear.packing import pack
+from kernels.quant_linear.packing import QuantWeight, pack
+from kernels.quant_linear.super_blocks import SUPER_BLOCK_BITS, pack_super_blocks
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import penalise, sample
@@ -57,7 +58,11 @@ def check_all(report: Report, device: torch.device, *, is_small: bool) -> None:
     for bits, with_mins in ((4, False), (4, True), (8, False)):
         report.check(
             f"weights in {bits} bits{' with mins' if with_mins else ''}",
-            functools.partial(_quant_linear, rng, device, bits, with_mins, is_small),
+            functools.partial(_groups, rng, device, bits, with_mins, is_small),
+        )
+    for bits in SUPER_BLOCK_BITS:
+        report.check(
+            f"weights in Q{bits}_K", functools.partial(_super_blocks, rng, device, bits, is_small)
         )
     report.check("norms", lambda: _norms(rng, device))
     report.check("rotary and cache writes", lambda: _rotary_and_write(rng, device))
@@ -134,18 +139,36 @@ def _attention_over_8_bits(
     return f"largest difference {_near(got, want, ATTENTION_TOLERANCE[dtype]):.1e}"
 
 
-def _quant_linear(
+def _groups(
     rng: torch.Generator, device: torch.device, bits: int, with_mins: bool, is_small: bool
 ) -> str:
-    worst = 0.0
     num_columns, depth = (70, 96) if is_small else (1000, 4192)
     groups = random_groups(rng, num_columns, depth, bits=bits, with_mins=with_mins)
     mins = None if groups.mins is None else groups.mins.to(device)
     weight = pack(groups.quants.to(device), groups.scales.to(device), mins)
+    return _quant_linear(rng, weight, is_small)
+
+
+def _super_blocks(rng: torch.Generator, device: torch.device, bits: int, is_small: bool) -> str:
+    """Any bytes are valid blocks; only the fp16 numbers are kept small and finite."""
+    num_columns, num_blocks = (70, 1) if is_small else (1000, 17)
+    places, size = {4: ((0, 2), 144), 5: ((0, 2), 176), 6: ((208,), 210)}[bits]
+    blocks = torch.randint(
+        0, 256, (num_columns, num_blocks, size), generator=rng, dtype=torch.uint8
+    )
+    for place in places:
+        small = torch.rand(num_columns, num_blocks, 1, generator=rng).half() / 20_000
+        blocks[..., place : place + 2] = small.view(torch.uint8)
+    return _quant_linear(rng, pack_super_blocks(blocks.flatten(1).to(device), bits), is_small)
+
+
+def _quant_linear(rng: torch.Generator, weight: QuantWeight, is_small: bool) -> str:
+    worst = 0.0
+    device = weight.quants.device
     for num_rows in (1, 40) if is_small else (1, 16, 33, 64):
         for dtype in (BF16, FP16):
-            inputs = torch.randn(num_rows, depth, generator=rng).to(device, dtype)
-            bias = torch.randn(num_columns, generator=rng).to(device, dtype)
+            inputs = torch.randn(num_rows, weight.depth, generator=rng).to(device, dtype)
+            bias = torch.randn(weight.num_columns, generator=rng).to(device, dtype)
             got, want = (quant_linear(inputs, weight, bias, backend=each) for each in BOTH)
             worst = max(worst, _near(got, want, max(torch.finfo(dtype).eps, 3e-5)))
     return f"largest difference {worst:.1e}"
