@@ -1,9 +1,12 @@
-"""Engines over a fake runner: driven by the test, or with their own thread."""
+"""Engines over a fake runner: driven by the test, or with their own thread; one with text."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from inference.engine import Engine
 from tests.inference.engine_driving import DEADLINE_S, Clock
+from tests.inference.generating import Serving
 from tests.inference.helpers import FakeRunner, fake_config
 
 
@@ -34,3 +37,10 @@ def running(runner):
     engine.wait_ready(DEADLINE_S)
     yield engine
     engine.shutdown(0.0)
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    made = Serving().start()
+    yield made
+    made.engine.shutdown(0.0)

@@ -18,10 +18,10 @@ from inference.request import FinishReason
 from inference.supervisor import REBUILD_WINDOW_S, EngineSupervisor, SwapOrder
 from inference.watchdog import HANG_S, LOST_S, Watchdog
 from inference.weights.gguf_tokenizer import build_tokenizer
+from tests.inference.chat_templates import CHATML
 from tests.inference.engine_driving import until
 from tests.inference.faults import DEADLINE_S, Faults
 from tests.inference.helpers import expected_output, fake_config, make_request
-from tests.inference.test_chat_template import CHATML
 from tests.inference.text_models import byte_level_metadata
 
 

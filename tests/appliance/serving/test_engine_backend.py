@@ -33,8 +33,8 @@ from appliance.serving.types import (
 from inference import errors as engine_errors
 from inference.errors import InferenceError
 from inference.weights.gguf_tokenizer import build_tokenizer
+from tests.inference.chat_templates import CHATML
 from tests.inference.helpers import FakeRunner
-from tests.inference.test_chat_template import CHATML
 from tests.inference.text_models import byte_level_metadata
 
 DEADLINE_S = 30

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from inference.weights.gguf_tokenizer import build_tokenizer
-from tests.inference.test_chat_template import CHATML
+from tests.inference.chat_templates import CHATML
 from tests.inference.text_models import byte_level_metadata
 
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 64, 128, 2, 4, 2
