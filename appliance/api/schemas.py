@@ -109,6 +109,7 @@ class Generate(Body):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
 

@@ -18,7 +18,13 @@ from appliance.api.tools import ToolPlan, text_or_calls, tool_messages, tool_pla
 from appliance.api_keys.models import ApiKey
 from appliance.errors import BadRequest, EngineUnavailable, ModelNotFound, NotAllowed
 from appliance.serving.gateway import get_backend
-from appliance.serving.types import Caller, GenerationRequest, ModelInfo, SamplingOptions
+from appliance.serving.types import (
+    Caller,
+    GenerationClass,
+    GenerationRequest,
+    ModelInfo,
+    SamplingOptions,
+)
 
 _MAX_SEED = 2**63 - 1
 
@@ -75,7 +81,7 @@ def chat_requests(
             continue_final_message=continues,
             form=form,
             options=choice_options,
-            generation_class=key.generation_class,
+            generation_class=_generation_class(body, key),
             model=model.name,
         )
         for choice_options in _per_choice(options, _num_choices(body), _chat_logprobs(body))
@@ -112,7 +118,7 @@ def completion_requests(
             prompt=prompt,
             form=answer_form(None, body.structured_outputs),
             options=choice_options,
-            generation_class=key.generation_class,
+            generation_class=_generation_class(body, key),
             model=model.name,
         )
         for prompt in prompts
@@ -259,6 +265,12 @@ def _options(body: Generate, *, max_tokens: int | None) -> SamplingOptions:
         min_tokens=body.min_tokens,
         ignore_eos=bool(body.ignore_eos),
     )
+
+
+def _generation_class(body: Generate, key: ApiKey) -> GenerationClass:
+    """A caller may only step back: the server's admins say who comes before others."""
+    stands_back = body.priority is not None and body.priority > 0
+    return "background" if stands_back else key.generation_class
 
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:

@@ -128,6 +128,26 @@ async def test_a22_logprobs_streamed_and_whole_are_the_same(
     assert streamed == kept
 
 
+@pytest.mark.parametrize(
+    ("priority", "seen"), [(None, "api"), (0, "api"), (-5, "api"), (1, "background")]
+)
+async def test_a_caller_may_stand_back_but_never_get_ahead(
+    caller: Caller, backend: FakeBackend, priority: int | None, seen: str
+) -> None:
+    for answer in (
+        await complete(caller, "one", priority=priority),
+        await caller.chat(priority=priority),
+    ):
+        assert (await answer.ended()).status == 200
+    assert [request.generation_class for request in backend.requests] == [seen, seen]
+
+
+async def test_a_priority_is_a_whole_number(caller: Caller) -> None:
+    for wrong in ("high", 1.5, True):
+        body = await (await caller.chat(priority=wrong)).json()
+        assert body["error"]["param"] == "priority"
+
+
 async def test_models_lists_the_loaded_one_and_shows_it(caller: Caller) -> None:
     listed = await (await caller.get("/v1/models")).json()
     shown = await (await caller.get("/v1/models/scripted")).json()
