@@ -12,7 +12,6 @@ typedef bf16 Act;
 #include "attention_pairs_avx512.h"
 #include "elementwise.h"
 #include "quant_avx512.h"
-#include "quant_generic.h"
 
 namespace blockhouse {
 namespace {
@@ -38,7 +37,9 @@ constexpr Kernels avx512_kernels() {
   kernels.groups.scratch_size = avx512_scratch_size;
   kernels.groups.prepare = avx512_prepare;
   kernels.groups.linear = avx512_linear;
-  kernels.super_blocks = tile_kernels(16);
+  kernels.super_blocks = kernels.groups;
+  kernels.super_blocks.sizes = super_sizes;
+  kernels.super_blocks.pack = super_pack;
   kernels.packs_dense = true;
   return kernels;
 }

@@ -243,9 +243,9 @@ void many_rows(const QuantLinearArgs& args, const ByteTables& tables, float* scr
     for (int64_t tile = first; tile < last; tile++) {
       uint8_t* to = panel + (tile - first) * groups * kTileBytes;
       if (args.weights.bits == 4)
-        unpack_scaled<4>(args.weights, tables, tile, 0, groups, to);
+        unpack_scaled<Groups<4>>(args.weights, tables, tile, 0, groups, to);
       else
-        unpack_scaled<8>(args.weights, tables, tile, 0, groups, to);
+        unpack_scaled<Groups<8>>(args.weights, tables, tile, 0, groups, to);
     }
     __asm__ volatile("" ::: "memory");  // the panel is written before tiles read it
     multiply_panel(args, first, last, panel);

@@ -1,4 +1,4 @@
-// Linear over weights in groups of 32 with AVX-512 BF16.
+// Linear over quantised weights with AVX-512 BF16, in any form of quant_forms_avx512.h.
 //
 // Few rows (a step of decodes): unpacked q meets bf16 activations, and each group's fp32 sum is then
 // scaled, so scales are exact. Many rows: w = scale * q + min rounded to bf16, unpacked for a panel
@@ -24,13 +24,24 @@ BH_INLINE bool uses_panels(const QuantLinearArgs& args) {
   return args.weights.bits == 16 || args.as_many || args.num_rows > kExactRows;
 }
 
-// Few rows: group sums. Panels read the activations as they are.
+// How many sums of inputs a group of a row has.
+BH_INLINE int64_t parts_of(const QuantWeights& weights) {
+  return weights.super_blocks && weights.bits == 6 ? 2 : 1;
+}
+
+// Few rows: sums of groups, or of their halves. Panels read the activations as they are.
 int64_t avx512_prepared_size(const QuantLinearArgs& args) {
-  return uses_panels(args) ? 0 : args.num_rows * (args.weights.depth / kGroup);
+  if (uses_panels(args)) return 0;
+  return args.num_rows * (args.weights.depth / kGroup) * parts_of(args.weights);
 }
 
 void avx512_prepare(const QuantLinearArgs& args, int64_t begin, int64_t end) {
-  if (!uses_panels(args) && args.weights.bits == 4) prepare_group_sums(args, begin, end);
+  if (uses_panels(args) || args.weights.bits == 8) return;
+  if (parts_of(args.weights) == 1) return prepare_group_sums(args, begin, end);
+  const int64_t halves = args.weights.depth / kHalf;
+  const int64_t last = end * kRowBlock < args.num_rows ? end * kRowBlock : args.num_rows;
+  for (int64_t i = begin * kRowBlock * halves; i < last * halves; i++)
+    args.prepared[i] = reduce_add(load((const Act*)args.input + i * kHalf));
 }
 
 // Of a panel: its weights, and the sums of its rows where it takes several turns over the depth.
@@ -57,15 +68,21 @@ BH_INLINE int64_t block_begin(int64_t rows, int64_t block) {
 // ---- few rows
 
 // The sums of a group turn into part of the totals: sum * scale + sum of inputs * minimum.
-template <int kBits>
+template <class Form>
 BH_INLINE __m512 add_scaled(__m512 total, __m512 sum, const GroupScale& by, const float* inputs) {
   total = _mm512_fmadd_ps(sum, by.scale, total);
-  if (kBits == 4) total = _mm512_fmadd_ps(_mm512_set1_ps(*inputs), by.minimum, total);
+  if (Form::kHasMinimum) total = _mm512_fmadd_ps(_mm512_set1_ps(*inputs), by.minimum, total);
   return total;
 }
 
+// The vectors of a group that one scale belongs to.
+template <class Form>
+BH_INLINE constexpr int part_begin(int part) {
+  return part * 16 / Form::kParts;
+}
+
 // Unpacks into registers: for so few rows that unpacking and memory are most of the work.
-template <int kRows, int kBits>
+template <int kRows, class Form>
 void one_tile(const QuantLinearArgs& args, const ByteTables& tables, int64_t tile) {
   const int64_t depth = args.weights.depth, groups = depth / kGroup;
   const bf16* input = (const bf16*)args.input;
@@ -75,80 +92,88 @@ void one_tile(const QuantLinearArgs& args, const ByteTables& tables, int64_t til
   for (int r = 0; r < kRows; r++) total[r] = _mm512_setzero_ps();
   for (int64_t g = 0; g < groups; g++, input += kGroup) {
     __m512i unpacked[16];
-    prefetch_group(args.weights, tile, g);
-    unpack_group<kBits>(group_values(args.weights, tile, g), tables, unpacked);
-    __m512 sums[kRows];
+    GroupScale by[Form::kParts];
+    Form::prefetch(args.weights, tile * groups + g + kPrefetchGroups);
+    Form::unpack(args.weights, tile * groups + g, tables, unpacked);
+    Form::scales(args.weights, tile * groups + g, by);
+#pragma GCC unroll 2
+    for (int part = 0; part < Form::kParts; part++, inputs++) {
+      __m512 sums[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) sums[r] = _mm512_setzero_ps();
+      for (int r = 0; r < kRows; r++) sums[r] = _mm512_setzero_ps();
 #pragma GCC unroll 16
-    for (int v = 0; v < 16; v++)
+      for (int v = part_begin<Form>(part); v < part_begin<Form>(part + 1); v++)
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r++)
+          sums[r] = _mm512_dpbf16_ps(sums[r], (__m512bh)unpacked[v],
+                                     broadcast_pair(input + r * depth + v * 2));
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++)
-        sums[r] = _mm512_dpbf16_ps(sums[r], (__m512bh)unpacked[v],
-                                   broadcast_pair(input + r * depth + v * 2));
-    const GroupScale by = group_scale<kBits>(args.weights, tile * groups + g);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++)
-      total[r] = add_scaled<kBits>(total[r], sums[r], by, inputs + r * groups + g);
+        total[r] =
+            add_scaled<Form>(total[r], sums[r], by[part], inputs + r * groups * Form::kParts);
+    }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) store_total(args, r, tile, total[r]);
 }
 
 // A group of some tiles, unpacked for several blocks of rows.
-template <int kTiles>
+template <int kTiles, class Form>
 struct UnpackedTiles {
   alignas(64) __m512i values[kTiles][16];
-  GroupScale by[kTiles];
+  GroupScale by[kTiles][Form::kParts];
 };
 
-template <int kTiles, int kBits>
+template <int kTiles, class Form>
 BH_INLINE void unpack_tiles(const QuantWeights& weights, const ByteTables& tables, int64_t tile,
-                            int64_t group, UnpackedTiles<kTiles>& out) {
+                            int64_t group, UnpackedTiles<kTiles, Form>& out) {
   constexpr int64_t kAhead = kPrefetchGroups / kTiles * 2;
   const int64_t groups = weights.depth / kGroup;
   // The tiles that come after these begin where these end.
   const int64_t next = group + kAhead < groups ? 0 : (kTiles - 1) * groups;
   for (int t = 0; t < kTiles; t++) {
     const int64_t place = (tile + t) * groups + group;
-    prefetch_place(weights, place + kAhead + next);
-    unpack_group<kBits>(group_values(weights, tile + t, group), tables, out.values[t]);
-    out.by[t] = group_scale<kBits>(weights, place);
+    Form::prefetch(weights, place + kAhead + next);
+    Form::unpack(weights, place, tables, out.values[t]);
+    Form::scales(weights, place, out.by[t]);
   }
 }
 
 // One group of a block of rows; `totals` is [rows, kTiles] vectors.
-template <int kRows, int kTiles, int kBits>
-BH_INLINE void add_group(const UnpackedTiles<kTiles>& unpacked, const bf16* input, int64_t depth,
-                         const float* inputs, int64_t groups, __m512* totals) {
-  __m512 sums[kRows][kTiles];
+template <int kRows, int kTiles, class Form>
+BH_INLINE void add_group(const UnpackedTiles<kTiles, Form>& unpacked, const bf16* input,
+                         int64_t depth, const float* inputs, int64_t groups, __m512* totals) {
+  for (int part = 0; part < Form::kParts; part++, inputs++) {
+    __m512 sums[kRows][kTiles];
 #pragma GCC unroll 6
-  for (int r = 0; r < kRows; r++)
+    for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) sums[r][t] = _mm512_setzero_ps();
+      for (int t = 0; t < kTiles; t++) sums[r][t] = _mm512_setzero_ps();
 #pragma GCC unroll 2
-  for (int v = 0; v < 16; v++)
+    for (int v = part_begin<Form>(part); v < part_begin<Form>(part + 1); v++)
 #pragma GCC unroll 6
-    for (int r = 0; r < kRows; r++) {
-      const __m512bh left = broadcast_pair(input + r * depth + v * 2);
+      for (int r = 0; r < kRows; r++) {
+        const __m512bh left = broadcast_pair(input + r * depth + v * 2);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTiles; t++)
+          sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)unpacked.values[t][v], left);
+      }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++)
-        sums[r][t] = _mm512_dpbf16_ps(sums[r][t], (__m512bh)unpacked.values[t][v], left);
-    }
-#pragma GCC unroll 6
-  for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++)
-      totals[r * kTiles + t] = add_scaled<kBits>(totals[r * kTiles + t], sums[r][t],
-                                                 unpacked.by[t], inputs + r * groups);
+        totals[r * kTiles + t] =
+            add_scaled<Form>(totals[r * kTiles + t], sums[r][t], unpacked.by[t][part],
+                             inputs + r * groups * Form::kParts);
+  }
 }
 
-template <int kTiles, int kBits>
-BH_INLINE void add_group_of(int64_t rows, const UnpackedTiles<kTiles>& unpacked, const bf16* input,
+template <int kTiles, class Form>
+BH_INLINE void add_group_of(int64_t rows, const UnpackedTiles<kTiles, Form>& unpacked, const bf16* input,
                             int64_t depth, const float* inputs, int64_t groups, __m512* totals) {
   switch (rows) {
 #define BH_ROWS(n) \
-  case n: return add_group<n, kTiles, kBits>(unpacked, input, depth, inputs, groups, totals)
+  case n: return add_group<n, kTiles, Form>(unpacked, input, depth, inputs, groups, totals)
     BH_ROWS(1);
     BH_ROWS(2);
     BH_ROWS(3);
@@ -159,7 +184,7 @@ BH_INLINE void add_group_of(int64_t rows, const UnpackedTiles<kTiles>& unpacked,
   }
 }
 
-template <int kTiles, int kBits>
+template <int kTiles, class Form>
 void some_tiles(const QuantLinearArgs& args, const ByteTables& tables, int64_t tile) {
   const int64_t depth = args.weights.depth, groups = depth / kGroup, rows = args.num_rows;
   const bf16* input = (const bf16*)args.input;
@@ -167,23 +192,24 @@ void some_tiles(const QuantLinearArgs& args, const ByteTables& tables, int64_t t
   for (int64_t i = 0; i < rows * kTiles; i++) totals[i] = _mm512_setzero_ps();
   const int64_t blocks = num_blocks(rows);
   for (int64_t g = 0; g < groups; g++) {
-    UnpackedTiles<kTiles> unpacked;
-    unpack_tiles<kTiles, kBits>(args.weights, tables, tile, g, unpacked);
+    UnpackedTiles<kTiles, Form> unpacked;
+    unpack_tiles<kTiles, Form>(args.weights, tables, tile, g, unpacked);
     for (int64_t block = 0; block < blocks; block++) {
       const int64_t row = block_begin(rows, block), end = block_begin(rows, block + 1);
-      add_group_of<kTiles, kBits>(end - row, unpacked, input + row * depth + g * kGroup, depth,
-                                  args.prepared + row * groups + g, groups, totals + row * kTiles);
+      add_group_of<kTiles, Form>(end - row, unpacked, input + row * depth + g * kGroup, depth,
+                                  args.prepared + (row * groups + g) * Form::kParts, groups,
+                                  totals + row * kTiles);
     }
   }
   for (int64_t r = 0; r < rows; r++)
     for (int t = 0; t < kTiles; t++) store_total(args, r, tile + t, totals[r * kTiles + t]);
 }
 
-template <int kBits>
+template <class Form>
 BH_INLINE void one_tile_of(const QuantLinearArgs& args, const ByteTables& tables, int64_t tile) {
   switch (args.num_rows) {
 #define BH_ROWS(n) \
-  case n: return one_tile<n, kBits>(args, tables, tile)
+  case n: return one_tile<n, Form>(args, tables, tile)
     BH_ROWS(1);
     BH_ROWS(2);
     BH_ROWS(3);
@@ -196,17 +222,17 @@ BH_INLINE void one_tile_of(const QuantLinearArgs& args, const ByteTables& tables
   }
 }
 
-template <int kBits>
+template <class Form>
 void few_rows(const QuantLinearArgs& args, int64_t begin, int64_t end) {
   const ByteTables tables = byte_tables();
   int64_t tile = begin;
   if (args.num_rows <= kRegisterRows) {
-    for (; tile < end; tile++) one_tile_of<kBits>(args, tables, tile);
+    for (; tile < end; tile++) one_tile_of<Form>(args, tables, tile);
     return;
   }
   for (; tile + kSideTiles <= end; tile += kSideTiles)
-    some_tiles<kSideTiles, kBits>(args, tables, tile);
-  for (; tile < end; tile++) some_tiles<1, kBits>(args, tables, tile);
+    some_tiles<kSideTiles, Form>(args, tables, tile);
+  for (; tile < end; tile++) some_tiles<1, Form>(args, tables, tile);
 }
 
 // ---- many rows
@@ -322,13 +348,11 @@ void many_rows_panels(const QuantLinearArgs& args, float* scratch, int64_t begin
       } else {
         panel.weights = unpacked;
         panel.tile_bytes = panel.groups * kUnpackedBytes;
-        for (int64_t t = 0; t < panel.tiles; t++) {
-          uint8_t* to = unpacked + t * panel.tile_bytes;
-          if (weights.bits == 4)
-            unpack_scaled<4>(weights, tables, tile + t, first, first + panel.groups, to);
-          else
-            unpack_scaled<8>(weights, tables, tile + t, first, first + panel.groups, to);
-        }
+        with_form(weights, [&](auto form) {
+          for (int64_t t = 0; t < panel.tiles; t++)
+            unpack_scaled<decltype(form)>(weights, tables, tile + t, first, first + panel.groups,
+                                          unpacked + t * panel.tile_bytes);
+        });
       }
       multiply_panel_rows(args, panel, kept);
     }
@@ -337,10 +361,8 @@ void many_rows_panels(const QuantLinearArgs& args, float* scratch, int64_t begin
 void avx512_linear(const QuantLinearArgs& args, float* scratch, int64_t begin, int64_t end) {
   if (uses_panels(args))
     many_rows_panels(args, scratch, begin, end);
-  else if (args.weights.bits == 4)
-    few_rows<4>(args, begin, end);
   else
-    few_rows<8>(args, begin, end);
+    with_form(args.weights, [&](auto form) { few_rows<decltype(form)>(args, begin, end); });
 }
 
 }  // namespace

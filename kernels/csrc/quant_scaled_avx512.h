@@ -2,7 +2,7 @@
 // model has them: for steps of many rows, which share the unpacking.
 #pragma once
 
-#include "quant_unpack_avx512.h"
+#include "quant_forms_avx512.h"
 
 namespace blockhouse {
 namespace {
@@ -26,26 +26,20 @@ BH_INLINE __m512i scale_pairs(__m512i pairs, const GroupScale& by) {
   return _mm512_ternarylogic_epi32(second, high, _mm512_srli_epi32(first, 16), 0xEA);
 }
 
-template <int kBits>
-BH_INLINE void unpack_group(const uint8_t* values, const ByteTables& tables, __m512i* out) {
-  if (kBits == 4)
-    unpack_nibbles(values, out);
-  else
-    unpack_bytes(values, tables, out);
-}
-
 // Groups [begin, end) of a tile, one after another.
-template <int kBits>
+template <class Form>
 void unpack_scaled(const QuantWeights& weights, const ByteTables& tables, int64_t tile,
                    int64_t begin, int64_t end, uint8_t* to) {
-  const int64_t groups = weights.depth / kGroup;
+  const int64_t first = tile * (weights.depth / kGroup);
   for (int64_t g = begin; g < end; g++, to += kUnpackedBytes) {
     __m512i unpacked[16];
-    prefetch_group(weights, tile, g);
-    unpack_group<kBits>(group_values(weights, tile, g), tables, unpacked);
-    const GroupScale by = group_scale<kBits>(weights, tile * groups + g);
+    GroupScale by[Form::kParts];
+    Form::prefetch(weights, first + g + kPrefetchGroups);
+    Form::unpack(weights, first + g, tables, unpacked);
+    Form::scales(weights, first + g, by);
 #pragma GCC unroll 16
-    for (int v = 0; v < 16; v++) _mm512_store_si512(to + v * 64, scale_pairs(unpacked[v], by));
+    for (int v = 0; v < 16; v++)
+      _mm512_store_si512(to + v * 64, scale_pairs(unpacked[v], by[v * Form::kParts / 16]));
   }
 }
 
