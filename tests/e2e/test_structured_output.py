@@ -128,6 +128,14 @@ def test_ollama_takes_a_schema(server: Server, api_key: str, model: str) -> None
     City.model_validate_json(answer.json()["message"]["content"])
 
 
+def test_claude_takes_a_schema(server: Server, api_key: str, model: str) -> None:
+    asked = {"format": {"type": "json_schema", "schema": City.model_json_schema()}}
+    body = {"model": model, "messages": ASK, "max_tokens": 200, "output_config": asked}
+    headers = {"x-api-key": api_key}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=60)
+    City.model_validate_json(answer.json()["content"][0]["text"])
+
+
 def test_an_answer_that_is_begun_goes_on(client: openai.OpenAI, model: str) -> None:
     question: Any = [
         {"role": "user", "content": "What is the capital of France?"},

@@ -49,6 +49,16 @@ def test_claude_a_streamed_message(claude: anthropic.Anthropic) -> None:
     assert message.usage.output_tokens == 5
 
 
+def test_claude_takes_a_schema_and_names_a_bad_one(claude: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {"model": "scripted", "max_tokens": 50, "messages": ASK}
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    config: Any = {"format": {"type": "json_schema", "schema": schema}}
+    assert claude.messages.create(**asked, output_config=config).content[0].text == TEXT
+    config = {"format": {"type": "yaml"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+        claude.messages.create(**asked, output_config=config)
+
+
 def test_claude_limits_and_stop_sequences_are_named(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(model="scripted", max_tokens=2, messages=ASK)
     assert (message.content[0].text, message.stop_reason) == ("Paris is", "max_tokens")
