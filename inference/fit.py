@@ -10,12 +10,11 @@ from pathlib import Path
 
 from inference.config import ModelConfig
 from inference.kv_cache.sizing import Capacity, capacity_table, kv_bytes_per_token
-from inference.weights.header import num_elements
+from inference.weights.header import GROUPS_FILE, num_elements
 
 BLOCK_SIZE = 16
 # Contexts that people ask about; the model's own comes last.
 _CONTEXTS = (2_048, 8_192, 32_768)
-_GROUPS_FILE = "quantized.safetensors"
 _SIXTEEN_BITS = 2
 
 
@@ -94,8 +93,8 @@ def weight_bytes_of(folder: Path) -> int:
     Raises:
         ModelLoadError: a file is broken.
     """
-    files = [path for path in folder.glob("*.safetensors") if path.name != _GROUPS_FILE]
-    groups = folder / _GROUPS_FILE
+    files = [path for path in folder.glob("*.safetensors") if path.name != GROUPS_FILE]
+    groups = folder / GROUPS_FILE
     beside = groups.stat().st_size if groups.is_file() else 0
     return num_elements(files) * _SIXTEEN_BITS + beside
 

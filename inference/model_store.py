@@ -21,7 +21,7 @@ from inference.errors import InferenceError, ModelLoadError
 from inference.model_catalogue import CATALOGUE, DEFAULT_MODEL, CatalogueEntry, fetch_gguf
 from inference.models.registry import decoder_spec
 from inference.weights.gguf_import import import_gguf, replace_folder
-from inference.weights.header import read_header
+from inference.weights.header import GROUPS_FILE, read_header
 
 Progress = Callable[[float, str], None]
 
@@ -329,7 +329,7 @@ class ModelStore:
 
 
 def _precision(folder: Path, config: ModelConfig) -> str:
-    if (folder / "quantized.safetensors").is_file():
+    if (folder / GROUPS_FILE).is_file():
         return "quantised groups beside 16 bit"
     return str(config.raw.get("torch_dtype") or config.raw.get("dtype") or "as stored")
 
@@ -359,7 +359,7 @@ def check_model_folder(folder: Path) -> list[Path]:
     ModelConfig.from_dir(folder)
     weights = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     # The side file alone is no model.
-    if not [file for file in weights if file.name != "quantized.safetensors"]:
+    if not [file for file in weights if file.name != GROUPS_FILE]:
         pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
         why = (
             f"its weights ({pickled[0].name}) are pickled, which could run code; only safetensors "

@@ -14,7 +14,7 @@ import torch
 
 from inference.config import ModelConfig
 from inference.kv_cache.sizing import DTYPE_BYTES, kv_bytes_per_token
-from inference.runner.native_forward import GROUPS_FILE
+from inference.weights.header import GROUPS_FILE
 
 # Past every cache, so that memory is read.
 _READ_BYTES = 512 << 20

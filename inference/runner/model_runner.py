@@ -46,7 +46,8 @@ from inference.runner.profiling import activation_bytes
 from inference.sampler import Sampler
 from inference.sampling_params import SamplingParams
 from inference.scheduling.speculation import accept_draft
-from inference.weights.groups import GroupsFile, add_groups
+from inference.weights.groups import add_groups, memory_of
+from inference.weights.groups_file import GroupsFile
 from inference.weights.loader import Checkpoint, check_model_dir, load_weights
 from inference.weights.token_ids import num_token_ids, tokenizer_eos_id
 from kernels.backends import has_triton
@@ -362,7 +363,7 @@ def load_decoder(
     """
     needed, free = checkpoint.num_elements * dtype.itemsize, free_memory(device)
     if groups is not None:
-        needed += groups.num_bytes
+        needed += memory_of(groups)
     if needed > free:
         raise NotEnoughMemory(
             f"The model's weights need {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}"

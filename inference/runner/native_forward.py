@@ -2,8 +2,7 @@
 
 For decoders of Llama's shape on a CPU, with keys and values in bfloat16 or in 8 bits. Few rows
 multiply with the checkpoint's own quantised groups, where `quantized.safetensors` has them; many
-rows with the same groups, or with bfloat16 weights packed for oneDNN, whichever the processor's
-kernels do best.
+rows with the same groups, or with bfloat16 weights, whichever the processor's kernels do best.
 
 NOTE: everything here runs on the engine thread, loading too. OpenMP keeps a pool of threads for
 each thread that starts parallel work; a second pool on the same cores halves the speed.
@@ -11,31 +10,27 @@ each thread that starts parallel work; a second pool on the same cores halves th
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inference.config import EngineConfig, ModelConfig
-from inference.errors import MissingWeights, ModelLoadError
+from inference.errors import MissingWeights
 from inference.kv_cache.storage import KVCacheStorage
 from inference.layers.rotary import RotaryTable
 from inference.models.registry import decoder_spec
 from inference.models.spec import PRE_NORMS, DecoderSpec
 from inference.runner.forward import ForwardUnavailable
 from inference.runner.input_batch import InputBatch
+from inference.weights.groups_file import GroupsFile, StoredBlocks
 from inference.weights.loader import Checkpoint
 from inference.weights.names import checkpoint_names
 from kernels.native import library
 
 logger = logging.getLogger(__name__)
 
-GROUPS_FILE = "quantized.safetensors"
-GROUPS_FORMAT = "blockhouse-groups-32-v1"
-SUPER_BLOCK_BITS = (4, 5, 6)
 MAX_HEAD_DIM = 256
 
 Progress = Callable[[float, str], None]
@@ -157,67 +152,16 @@ def _unsupported(
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """The side file's tensors of one matrix."""
-
-    quants: Tensor
-    scales: Tensor
-    mins: Tensor | None
-
-    def add_to(self, linear: Any) -> bool:
-        added: bool = linear.add_groups(self.quants, self.scales, self.mins)
-        return added
-
-
-@dataclass(frozen=True, slots=True)
-class _SuperBlocks:
-    """One matrix in GGUF's blocks of 256, as the file had it."""
-
-    blocks: Tensor
-    bits: int
-
-    def add_to(self, linear: Any) -> bool:
-        added: bool = linear.add_super_blocks(self.blocks, self.bits)
-        return added
-
-
-class _GroupsFile:
-    """`quantized.safetensors` of a model folder; an absent or foreign file has no groups."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: Any = None
-        self._names: frozenset[str] = frozenset()
-        if not path.exists():
-            return
-        try:
-            opened: Any = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as exc:
-            raise ModelLoadError(f"{path} is not a readable safetensors file: {exc}") from exc
-        if (opened.metadata() or {}).get("format") != GROUPS_FORMAT:
-            logger.warning("%s has an unknown format and is ignored.", path)
-            return
-        self._file = opened
-        self._names = frozenset(opened.keys())
-
-    def add_to(self, linear: Any, weights: Sequence[str]) -> bool:
-        """Put the groups of the checkpoint's `weights`, stacked, into a linear; False, and none,
-        unless the file has all of them in forms that the kernels cover."""
-        parts = [self._read(name.removesuffix(".weight")) for name in weights]
-        return all(part is not None and part.add_to(linear) for part in parts)
-
-    def _read(self, stem: str) -> _Groups | _SuperBlocks | None:
-        for bits in SUPER_BLOCK_BITS:
-            if f"{stem}.q{bits}_k" in self._names:
-                return _SuperBlocks(self._file.get_tensor(f"{stem}.q{bits}_k"), bits)
-        if f"{stem}.quants" not in self._names:
-            return None
-        mins = f"{stem}.mins" if f"{stem}.mins" in self._names else None
-        return _Groups(
-            self._file.get_tensor(f"{stem}.quants"),
-            self._file.get_tensor(f"{stem}.scales"),
-            self._file.get_tensor(mins) if mins else None,
-        )
+def _add_groups(file: GroupsFile, linear: Any, weights: Sequence[str]) -> bool:
+    """Put the groups of the checkpoint's `weights`, stacked, into a linear; False, and none,
+    unless the file has all of them in forms that the kernels cover."""
+    parts = file.read(weights)
+    return bool(parts) and all(
+        linear.add_super_blocks(part.blocks, part.bits)
+        if isinstance(part, StoredBlocks)
+        else linear.add_groups(part.quants, part.scales, part.mins)
+        for part in parts
+    )
 
 
 class _Loader:
@@ -239,7 +183,7 @@ class _Loader:
         self._spec = spec
         self._kernels = kernels
         self._checkpoint = Checkpoint(model_dir)
-        self._groups = _GroupsFile(model_dir / GROUPS_FILE) if use_groups else None
+        self._groups = GroupsFile(model_dir) if use_groups else None
         self._on_progress = on_progress
 
     def build(self, storage: KVCacheStorage, max_positions: int) -> Any:
@@ -316,7 +260,7 @@ class _Loader:
     def _linear(self, parameter: str, num_columns: int, depth: int) -> Any:
         linear = library.new_linear(self._kernels, num_columns, depth)
         self.num_linears += 1
-        if self._groups and self._groups.add_to(linear, self._names(parameter)):
+        if self._groups and _add_groups(self._groups, linear, self._names(parameter)):
             self.num_grouped += 1
         if not linear.groups_suffice():
             linear.set_dense(self._read(parameter, num_columns, depth))

@@ -28,9 +28,9 @@ from inference.weights.gguf_dequantize import (
 from inference.weights.gguf_families import FAMILIES, Family, Metadata
 from inference.weights.gguf_reader import GGML_TYPES, GGUFFile, GGUFTensor, read_gguf
 from inference.weights.gguf_tokenizer import build_tokenizer
+from inference.weights.header import GROUPS_FILE, GROUPS_FORMAT
 from inference.weights.safetensors_writer import TensorPlan, write_safetensors
 
-GROUPS_FORMAT = "blockhouse-groups-32-v1"
 # Elements decoded at a time: fits the processor's cache, bounds memory.
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -112,7 +112,7 @@ def _write_weights(
     on_progress(0.9, "writing the compact weights")
     groups = [plan for name, tensor in tensors.items() for plan in _group_plans(name, tensor)]
     if groups:
-        write_safetensors(folder / "quantized.safetensors", groups, {"format": GROUPS_FORMAT})
+        write_safetensors(folder / GROUPS_FILE, groups, {"format": GROUPS_FORMAT})
 
 
 def _family(gguf: GGUFFile) -> Family:

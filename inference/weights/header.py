@@ -14,6 +14,11 @@ from inference.errors import ModelLoadError
 
 MAX_HEADER_BYTES = 100_000_000
 
+# Quantised matrices as an imported GGUF file had them, beside a folder's own weights; and the form
+# that its metadata names.
+GROUPS_FILE = "quantized.safetensors"
+GROUPS_FORMAT = "blockhouse-groups-32-v1"
+
 
 def read_header(path: Path) -> Mapping[str, Mapping[str, Any]]:
     """Tensor name -> its entry.

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference.weights.gguf_import import GROUPS_FORMAT
+from inference.weights.header import GROUPS_FILE, GROUPS_FORMAT
 from tests.kernels.group_cases import random_groups
 
 
@@ -28,4 +28,4 @@ def write_groups(folder: Path) -> None:
             tensors[f"{stem}.mins"] = groups.mins
         weights[name] = groups.weight.float()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file(tensors, folder / "quantized.safetensors", metadata={"format": GROUPS_FORMAT})
+    save_file(tensors, folder / GROUPS_FILE, metadata={"format": GROUPS_FORMAT})

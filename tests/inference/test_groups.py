@@ -21,8 +21,10 @@ from inference.outputs import ScheduledRequest, SchedulerOutput
 from inference.runner.cuda_graphs import DecodeBuffers
 from inference.runner.input_batch import build_input_batch
 from inference.runner.model_runner import load_decoder
-from inference.weights.gguf_import import GROUPS_FORMAT, import_gguf
-from inference.weights.groups import GroupsFile
+from inference.weights.gguf_import import import_gguf
+from inference.weights.groups import memory_of
+from inference.weights.groups_file import GroupsFile
+from inference.weights.header import GROUPS_FILE, GROUPS_FORMAT
 from inference.weights.loader import Checkpoint
 from kernels.quant_linear import MAX_ROWS
 from kernels.quant_linear.packing import unpack
@@ -32,7 +34,6 @@ from tests.inference.tiny_models import make_request
 from tests.kernels.native_cases import random_super_blocks
 
 CPU = torch.device("cpu")
-SIDE_FILE = "quantized.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -150,9 +151,9 @@ def rewrite(folder: Path, target: Path, change) -> Path:
     target.mkdir()
     for path in folder.iterdir():
         (target / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(folder / SIDE_FILE)
+    tensors = load_file(folder / GROUPS_FILE)
     change(tensors)
-    save_file(tensors, target / SIDE_FILE, metadata={"format": GROUPS_FORMAT})
+    save_file(tensors, target / GROUPS_FILE, metadata={"format": GROUPS_FORMAT})
     return target
 
 
@@ -213,23 +214,23 @@ def test_a_matrix_without_groups_keeps_its_weights(model, tmp_path) -> None:
 )
 def test_a_side_file_that_does_not_fit_is_refused_by_name(model, tmp_path, change) -> None:
     folder = rewrite(model, tmp_path / "copy", change)
-    with pytest.raises(ModelLoadError, match=SIDE_FILE):
+    with pytest.raises(ModelLoadError, match=GROUPS_FILE):
         load(folder)
 
 
 def test_a_broken_side_file_is_refused_and_a_foreign_one_ignored(model, tmp_path) -> None:
     folder = rewrite(model, tmp_path / "copy", lambda tensors: None)
-    save_file(load_file(model / SIDE_FILE), folder / SIDE_FILE, metadata={"format": "another"})
+    save_file(load_file(model / GROUPS_FILE), folder / GROUPS_FILE, metadata={"format": "another"})
     assert not load(folder).reads_groups
-    (folder / SIDE_FILE).write_bytes(b"\xff" * 40)
-    with pytest.raises(ModelLoadError, match=SIDE_FILE):
+    (folder / GROUPS_FILE).write_bytes(b"\xff" * 40)
+    with pytest.raises(ModelLoadError, match=GROUPS_FILE):
         load(folder)
 
 
 def test_groups_count_when_weights_are_held_against_memory(model, monkeypatch) -> None:
     weights = Checkpoint(model).num_elements * 2
     beside = sum(part.nbytes for each in linears_of(load(model)) for part in each.groups)
-    assert GroupsFile(model).num_bytes == beside
+    assert memory_of(GroupsFile(model)) == beside
     monkeypatch.setattr(
         "inference.runner.model_runner.free_memory", lambda device: weights + beside - 1
     )

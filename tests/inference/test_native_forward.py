@@ -19,7 +19,8 @@ from inference.outputs import ScheduledRequest, SchedulerOutput
 from inference.runner.forward import Forward, ForwardUnavailable, TorchForward
 from inference.runner.input_batch import build_input_batch
 from inference.runner.model_runner import ModelRunner, load_decoder
-from inference.runner.native_forward import GROUPS_FILE, GROUPS_FORMAT, make_native_forward
+from inference.runner.native_forward import make_native_forward
+from inference.weights.header import GROUPS_FILE, GROUPS_FORMAT
 from inference.weights.loader import Checkpoint
 from kernels import int8_kv
 from kernels.native import library
@@ -469,9 +470,3 @@ def test_the_real_model_with_keys_and_values_in_eight_bits(
     forward, _ = native(bundled_model_dir, kernels, 16, kv_dtype=torch.int8)
     # 1e-3 with fp32 activations; those in bf16 add their own 5e-4. See inference/README.md.
     assert mean_divergence(forward, *real_text, chunk) <= 2e-3
-
-
-def test_the_groups_of_an_imported_file_are_of_the_format_read_here() -> None:
-    from inference.weights import gguf_import
-
-    assert gguf_import.GROUPS_FORMAT == GROUPS_FORMAT
