@@ -58,13 +58,17 @@ async def engine_change(
         # A look in between may see the engine's own event first.
         current_feed().picture.expect_own_change()
         state = await engine_tune(changes, by)
+    # What is as it was, as when one sends all settings, is no act.
+    changed = {name: value for name, value in changes.items() if _requested(before, name) != value}
+    if not changed:
+        return state
     detail = {
-        "before": {name: _requested(before, name) for name in changes},
-        "after": dict(changes),
+        "before": {name: _requested(before, name) for name in changed},
+        "after": changed,
         **({"why": why} if why else {}),
     }
-    await _audit(by, "engine.tune", ", ".join(sorted(changes))[:200], detail)
-    for name, value in changes.items():
+    await _audit(by, "engine.tune", ", ".join(sorted(changed))[:200], detail)
+    for name, value in changed.items():
         current_feed().announce(_tuned_words(by, name, detail["before"][name], value))
     return state
 

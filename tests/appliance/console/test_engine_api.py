@@ -126,6 +126,15 @@ async def test_a_change_may_say_why(script: Caller, engine: SimulatedBackend) ->
     assert engine.state()["slots"]["effective"] == 3
 
 
+async def test_a_value_that_is_as_it_was_is_no_act(script: Caller, feed: ConsoleFeed) -> None:
+    assert (await script.patch({"slots": 4})).status_code == 200
+    assert not await AuditRecord.objects.aexists()
+    assert (await script.patch({"slots": 4, "aging_s": 30.0})).status_code == 200
+    assert (await AuditRecord.objects.aget()).detail["after"] == {"aging_s": 30.0}
+    await feed.look()
+    assert not [text for text in _event_texts(feed) if "parallel slots" in text]
+
+
 async def test_a_change_is_told_once_also_when_the_engines_own_event_is_seen_first(
     script: Caller, feed: ConsoleFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
