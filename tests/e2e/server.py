@@ -75,7 +75,12 @@ class Server:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.wait_for_line(r"^ready: ")
+        try:
+            self.wait_for_line(r"^ready: ")
+        except AssertionError:
+            # Nobody else has a handle on it yet.
+            self.stop()
+            raise
         return self
 
     def _read(self) -> None:
