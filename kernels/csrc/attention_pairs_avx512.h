@@ -29,13 +29,14 @@ struct PairTile {
   float* weight_sum;       // [columns]
   float* factors;          // [columns]
   int32_t* positions;      // [columns]
+  bf16* widened;           // [2, 64, dim], keys and values of caches in 8 bits
 };
 
 int64_t pair_tile_floats(const AttentionArgs& args, int64_t rows) {
   const int64_t queries = rows * heads_per_kv(args), columns = whole_vectors(queries);
   const int64_t dim = args.head_dim, pairs = kTileTokens / 2;
   return dim / 2 * columns + pairs * dim + pairs * columns + kTileTokens * columns +
-         queries * dim + 4 * columns;
+         queries * dim + 4 * columns + kTileTokens * dim;
 }
 
 BH_INLINE PairTile pair_tile_at(const AttentionArgs& args, int64_t rows, float* memory) {
@@ -52,6 +53,7 @@ BH_INLINE PairTile pair_tile_at(const AttentionArgs& args, int64_t rows, float* 
   tile.weight_sum = tile.maximum + tile.columns;
   tile.factors = tile.weight_sum + tile.columns;
   tile.positions = (int32_t*)(tile.factors + tile.columns);
+  tile.widened = (bf16*)(tile.positions + tile.columns);
   return tile;
 }
 
@@ -80,16 +82,34 @@ void start_pairs(const AttentionArgs& args, const AttentionItem& item, int64_t k
 struct Tokens {
   int64_t first, count;
   const bf16* keys[kTileTokens];
+  // Of caches in 8 bits: what their numbers are multiples of, keys' with the scale of all scores.
+  float key_scales[kTileTokens], value_scales[kTileTokens];
 };
 
+BH_INLINE const bf16* row_at(const int8_t* cache, int64_t place, int64_t dim, bf16* widened) {
+  widen_row(cache + place, dim, widened);
+  return widened;
+}
+
+BH_INLINE const bf16* row_at(const bf16* cache, int64_t place, int64_t, bf16*) {
+  return cache + place;
+}
+
+template <class Kv>
 void load_pairs_of_tokens(const AttentionArgs& args, const AttentionItem& item, int64_t kv,
                           const PairTile& tile, Tokens& tokens) {
   const int32_t* table = args.block_tables + item.request * args.table_stride;
   const bf16* values[kTileTokens];
   for (int64_t t = 0; t < tokens.count; t++) {
     const int64_t place = block_offset(args, table, tokens.first + t) + kv * tile.dim;
-    tokens.keys[t] = (const bf16*)args.key_cache + place;
-    values[t] = (const bf16*)args.value_cache + place;
+    bf16* widened = tile.widened + t * tile.dim;
+    tokens.keys[t] = row_at((const Kv*)args.key_cache, place, tile.dim, widened);
+    values[t] = row_at((const Kv*)args.value_cache, place, tile.dim,
+                       widened + kTileTokens * tile.dim);
+    if (sizeof(Kv) == 1) {
+      tokens.key_scales[t] = args.key_scales[place / tile.dim] * args.scale * kLog2E;
+      tokens.value_scales[t] = args.value_scales[place / tile.dim];
+    }
   }
   for (int64_t t = 0; t < tokens.count; t += 2) {
     uint32_t* to = tile.value_pairs + t / 2 * tile.dim;
@@ -153,10 +173,10 @@ BH_INLINE __m512i pair_up(__m512 first, __m512 second) {
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-// Scores -> pairs of weights, with maxima, sums and factors brought up to date.
-template <bool kMasked>
+// Scores -> pairs of weights, with maxima, sums and factors brought up to date. kScaled: keys and
+// values have scales of their own.
+template <bool kMasked, bool kScaled>
 void weigh_pairs(const PairTile& tile, const Tokens& tokens, float scale) {
-  const __m512 scales = _mm512_set1_ps(scale);
   for (int64_t column = 0; column < tile.columns; column += 16) {
     const __m512i positions = _mm512_loadu_si512((const void*)(tile.positions + column));
     float* scores = tile.scores + column;
@@ -164,23 +184,27 @@ void weigh_pairs(const PairTile& tile, const Tokens& tokens, float scale) {
       const __m512i position = _mm512_set1_epi32((int32_t)(tokens.first + t));
       return kMasked ? _mm512_cmpge_epi32_mask(positions, position) : (__mmask16)0xFFFF;
     };
+    const auto scale_of = [&](int64_t t) {
+      return _mm512_set1_ps(kScaled ? tokens.key_scales[t] : scale);
+    };
     const __m512 before = _mm512_loadu_ps(tile.maximum + column);
     __m512 after = before;
     for (int64_t t = 0; t < tokens.count; t++) {
-      const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + t * tile.columns), scales);
+      const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + t * tile.columns), scale_of(t));
       after = _mm512_mask_max_ps(after, sees(t), after, score);
     }
     const __m512 factor = (__m512)exp2_vec((Vec)_mm512_sub_ps(before, after));
     __m512 total = _mm512_mul_ps(_mm512_loadu_ps(tile.weight_sum + column), factor);
     const auto weight_of = [&](int64_t t) {
       const __m512 score =
-          _mm512_fmsub_ps(_mm512_loadu_ps(scores + t * tile.columns), scales, after);
-      return _mm512_maskz_mov_ps(sees(t), (__m512)exp2_vec((Vec)score));
+          _mm512_fmsub_ps(_mm512_loadu_ps(scores + t * tile.columns), scale_of(t), after);
+      const __m512 weight = _mm512_maskz_mov_ps(sees(t), (__m512)exp2_vec((Vec)score));
+      total = _mm512_add_ps(total, weight);
+      return kScaled ? _mm512_mul_ps(weight, _mm512_set1_ps(tokens.value_scales[t])) : weight;
     };
     for (int64_t t = 0; t < tokens.count; t += 2) {
       const __m512 first = weight_of(t);
       const __m512 second = t + 1 < tokens.count ? weight_of(t + 1) : _mm512_setzero_ps();
-      total = _mm512_add_ps(total, _mm512_add_ps(first, second));
       _mm512_storeu_si512((void*)(tile.weight_pairs + t / 2 * tile.columns + column),
                           pair_up(first, second));
     }
@@ -247,6 +271,7 @@ void add_value_pairs(const PairTile& tile, const Tokens& tokens) {
   }
 }
 
+template <class Kv>
 void attend_pair_tile(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
   const PairTile tile = pair_tile_at(args, item.num_rows, scratch);
   const int64_t group = heads_per_kv(args), dim = tile.dim;
@@ -258,12 +283,12 @@ void attend_pair_tile(const AttentionArgs& args, const AttentionItem& item, floa
       const int64_t left = item.context_end - first;
       tokens.first = first;
       tokens.count = left < kTileTokens ? left : kTileTokens;
-      load_pairs_of_tokens(args, item, kv, tile, tokens);
+      load_pairs_of_tokens<Kv>(args, item, kv, tile, tokens);
       score_pairs(tile, tokens);
       if (first + tokens.count - 1 > item.first_position)
-        weigh_pairs<true>(tile, tokens, scale);
+        weigh_pairs<true, sizeof(Kv) == 1>(tile, tokens, scale);
       else
-        weigh_pairs<false>(tile, tokens, scale);
+        weigh_pairs<false, sizeof(Kv) == 1>(tile, tokens, scale);
       add_value_pairs(tile, tokens);
     }
     for (int64_t q = 0; q < tile.queries; q++) {
@@ -281,14 +306,16 @@ int64_t avx512_attention_scratch(const AttentionArgs& args) {
   return generic > most ? generic : most;
 }
 
-// Keys and values in 8 bits and odd head sizes take the general code.
+// Odd head sizes take the general code.
 void avx512_attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
   const bool is_piece = item.num_rows == 1 &&
                         item.context_end - item.context_begin <= kSplitTokens;
-  if (is_piece || args.key_scales || !has_pair_order(args.head_dim))
+  if (is_piece || !has_pair_order(args.head_dim))
     attend_tile_or_row(args, item, scratch);
+  else if (args.key_scales)
+    attend_pair_tile<int8_t>(args, item, scratch);
   else
-    attend_pair_tile(args, item, scratch);
+    attend_pair_tile<bf16>(args, item, scratch);
 }
 
 }  // namespace

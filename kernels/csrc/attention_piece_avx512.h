@@ -40,6 +40,16 @@ BH_INLINE __m512 sum_each(__m512* v) {
 }
 
 
+// Whole numbers in 8 bits are exact in bf16; what they are multiples of comes in later.
+BH_INLINE void widen_row(const int8_t* from, int64_t dim, bf16* to) {
+  for (int64_t d = 0; d < dim; d += kChunk) {
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + d)));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + d + 16)));
+    _mm512_storeu_si512((void*)(to + d), (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high),
+                                                                      _mm512_cvtepi32_ps(low)));
+  }
+}
+
 // Memory of one item; [heads, kSplitTokens] where nothing else is said.
 struct Piece {
   int64_t heads, group, dim, tokens;
@@ -49,11 +59,15 @@ struct Piece {
   float* sums;     // [heads, dim] in pair order
   float* maximum;  // [heads]
   float* total;    // [heads]
+  // Of caches in 8 bits:
+  float* value_scales;  // [kv heads, kSplitTokens]
+  bf16* widened;        // [kPairRun, dim], one kv head's rows of a run
 };
 
 int64_t pair_scratch(const AttentionArgs& args) {
   const int64_t per_head = kSplitTokens + kSplitTokens / 2 + args.head_dim + 2;
-  return args.num_heads * per_head;
+  return args.num_heads * per_head + args.num_kv_heads * kSplitTokens +
+         kPairRun * args.head_dim / 2;
 }
 
 BH_INLINE Piece piece_at(const AttentionArgs& args, const AttentionItem& item, float* memory) {
@@ -69,6 +83,8 @@ BH_INLINE Piece piece_at(const AttentionArgs& args, const AttentionItem& item, f
   piece.sums = (float*)(piece.weights + piece.heads * kSplitTokens);
   piece.maximum = piece.sums + piece.heads * piece.dim;
   piece.total = piece.maximum + piece.heads;
+  piece.value_scales = piece.total + piece.heads;
+  piece.widened = (bf16*)(piece.value_scales + args.num_kv_heads * kSplitTokens);
   return piece;
 }
 
@@ -108,60 +124,99 @@ struct Ahead {
 };
 
 // The run that begins `first` tokens into the piece; past its end there is nothing to ask for.
+template <class Kv>
 BH_INLINE Ahead ahead_at(const AttentionArgs& args, const AttentionItem& item, const void* cache,
                          int64_t first, int64_t shares) {
   Ahead ahead;
   if (first >= item.context_end - item.context_begin) return ahead;
   const PairRun run = pair_run_at(args, item, first);
-  ahead.rows = (const char*)((const bf16*)cache + run.offset);
+  ahead.rows = (const char*)((const Kv*)cache + run.offset);
   ahead.tokens = run.tokens;
-  ahead.stride_bytes = run.stride * 2;
-  ahead.line_bytes = (item.kv_head_end - item.kv_head_begin) * args.head_dim * 2;
+  ahead.stride_bytes = run.stride * (int64_t)sizeof(Kv);
+  ahead.line_bytes =
+      (item.kv_head_end - item.kv_head_begin) * args.head_dim * (int64_t)sizeof(Kv);
   ahead.shares = shares;
   return ahead;
 }
 
+template <class Kv>
 BH_INLINE void ask_for_first_runs(const AttentionArgs& args, const AttentionItem& item,
                                   const void* cache) {
   for (int64_t first = 0; first < kRunsAhead * kPairRun; first += kPairRun)
-    ahead_at(args, item, cache, first, 1).ask(0);
+    ahead_at<Kv>(args, item, cache, first, 1).ask(0);
 }
 
-// log2 scores of a run for one head; lanes past its end are anything.
+// One kv head's rows of a run in bf16.
+struct RunRows {
+  const bf16* rows;
+  int64_t tokens, stride;
+};
+
+template <class Kv>
+BH_INLINE RunRows rows_of(const void* cache, const PairRun& run, int64_t kv, const Piece& piece) {
+  const Kv* from = (const Kv*)cache + run.offset + kv * piece.dim;
+  if (sizeof(Kv) == 2) return {(const bf16*)from, run.tokens, run.stride};
+  for (int64_t t = 0; t < run.tokens; t++)
+    widen_row((const int8_t*)(from + t * run.stride), piece.dim, piece.widened + t * piece.dim);
+  return {piece.widened, run.tokens, piece.dim};
+}
+
+BH_INLINE __mmask16 lanes_of(const PairRun& run) { return (__mmask16)((1u << run.tokens) - 1); }
+
+// The scales of a run's rows, zeros past its end.
+BH_INLINE __m512 scales_of(const float* scales, const AttentionArgs& args, const PairRun& run,
+                           int64_t kv) {
+  const __m512i tokens = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_mullo_epi32(tokens, _mm512_set1_epi32((int)args.num_kv_heads));
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes_of(run), places,
+                                  scales + run.offset / args.head_dim + kv, 4);
+}
+
+// Scores of a run for one head; lanes past its end are anything.
 template <int kChunks>
-BH_INLINE __m512 score_run(const bf16* keys, const PairRun& run, const bf16* query, float scale) {
+BH_INLINE __m512 score_run(const RunRows& keys, const bf16* query) {
   __m512 each[kPairRun];
 #pragma GCC unroll 16
   for (int t = 0; t < kPairRun; t++) {
-    const bf16* key = keys + (t < run.tokens ? t : 0) * run.stride;
+    const bf16* key = keys.rows + (t < keys.tokens ? t : 0) * keys.stride;
     each[t] = _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int c = 0; c < kChunks; c++)
       each[t] = _mm512_dpbf16_ps(each[t], load_pairs(query + c * kChunk),
                                  load_pairs(key + c * kChunk));
   }
-  return _mm512_mul_ps(sum_each(each), _mm512_set1_ps(scale));
+  return sum_each(each);
 }
 
-template <int kChunks>
+template <int kChunks, class Kv>
 void score_piece(const AttentionArgs& args, const AttentionItem& item, const Piece& piece) {
-  ask_for_first_runs(args, item, args.key_cache);
+  const int64_t kv_heads = piece.heads / piece.group;
+  ask_for_first_runs<Kv>(args, item, args.key_cache);
   for (int64_t first = 0; first < piece.tokens;) {
     const PairRun run = pair_run_at(args, item, first);
     const Ahead ahead =
-        ahead_at(args, item, args.key_cache, first + kRunsAhead * kPairRun, piece.heads);
-    const bf16* keys = (const bf16*)args.key_cache + run.offset;
-    for (int64_t h = 0; h < piece.heads; h++) {
-      ahead.ask(h);
-      const __m512 scores = score_run<kChunks>(keys + h / piece.group * piece.dim, run,
-                                               piece.query + h * piece.dim, args.scale * kLog2E);
-      _mm512_storeu_ps(piece.scores + h * kSplitTokens + first, scores);
+        ahead_at<Kv>(args, item, args.key_cache, first + kRunsAhead * kPairRun, piece.heads);
+    for (int64_t kv = 0; kv < kv_heads; kv++) {
+      const RunRows keys = rows_of<Kv>(args.key_cache, run, kv, piece);
+      __m512 scale = _mm512_set1_ps(args.scale * kLog2E);
+      if (sizeof(Kv) == 1) {
+        scale = _mm512_mul_ps(scale, scales_of(args.key_scales, args, run, kv));
+        _mm512_mask_storeu_ps(piece.value_scales + kv * kSplitTokens + first, lanes_of(run),
+                              scales_of(args.value_scales, args, run, kv));
+      }
+      for (int64_t h = kv * piece.group; h < (kv + 1) * piece.group; h++) {
+        ahead.ask(h);
+        const __m512 scores = score_run<kChunks>(keys, piece.query + h * piece.dim);
+        _mm512_mask_storeu_ps(piece.scores + h * kSplitTokens + first, lanes_of(run),
+                              _mm512_mul_ps(scores, scale));
+      }
     }
     first += run.tokens;
   }
 }
 
 // Scores of one head -> weights in bf16, zeros up to whole vectors; their maximum and sum.
+template <class Kv>
 BH_INLINE void weigh_piece(const Piece& piece, int64_t head) {
   float* scores = piece.scores + head * kSplitTokens;
   uint16_t* weights = piece.weights + head * kSplitTokens;
@@ -181,8 +236,12 @@ BH_INLINE void weigh_piece(const Piece& piece, int64_t head) {
   for (int64_t t = 0; t < piece.tokens; t += kPairRun) {
     const __mmask16 valid = t < whole ? (__mmask16)0xFFFF : tail;
     const __m512 score = _mm512_sub_ps(_mm512_loadu_ps(scores + t), base);
-    const __m512 weight = _mm512_maskz_mov_ps(valid, (__m512)exp2_vec((Vec)score));
+    __m512 weight = _mm512_maskz_mov_ps(valid, (__m512)exp2_vec((Vec)score));
     total = _mm512_add_ps(total, weight);
+    if (sizeof(Kv) == 1) {
+      const float* scales = piece.value_scales + head / piece.group * kSplitTokens + t;
+      weight = _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(valid, scales));
+    }
     _mm256_storeu_si256((__m256i*)(weights + t), (__m256i)_mm512_cvtneps_pbh(weight));
   }
   piece.maximum[head] = highest;
@@ -191,21 +250,21 @@ BH_INLINE void weigh_piece(const Piece& piece, int64_t head) {
 
 // sums += weights * v of a run, for kHeads heads of one kv head and kWide chunks of dimensions.
 template <int kHeads, int kWide>
-BH_INLINE void add_values(const bf16* values, const PairRun& run, const uint16_t* weights,
-                          int64_t dim, float* sums) {
+BH_INLINE void add_values(const RunRows& values, int64_t d, const uint16_t* weights, int64_t dim,
+                          float* sums) {
   __m512 acc[kHeads][2 * kWide];
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; h++)
 #pragma GCC unroll 4
-    for (int i = 0; i < 2 * kWide; i++) acc[h][i] = _mm512_loadu_ps(sums + h * dim + i * 16);
-  for (int64_t t = 0; t < run.tokens; t += 2) {
-    const bf16* value = values + t * run.stride;
+    for (int i = 0; i < 2 * kWide; i++) acc[h][i] = _mm512_loadu_ps(sums + h * dim + d + i * 16);
+  for (int64_t t = 0; t < values.tokens; t += 2) {
+    const bf16* value = values.rows + t * values.stride + d;
     __m512bh part[2 * kWide];
 #pragma GCC unroll 2
     for (int c = 0; c < kWide; c++) {
       const __m512i a = _mm512_loadu_si512((const void*)(value + c * kChunk));
-      const __m512i b = t + 1 < run.tokens
-                            ? _mm512_loadu_si512((const void*)(value + run.stride + c * kChunk))
+      const __m512i b = t + 1 < values.tokens
+                            ? _mm512_loadu_si512((const void*)(value + values.stride + c * kChunk))
                             : _mm512_setzero_si512();
       part[2 * c] = (__m512bh)_mm512_unpacklo_epi16(a, b);
       part[2 * c + 1] = (__m512bh)_mm512_unpackhi_epi16(a, b);
@@ -222,40 +281,40 @@ BH_INLINE void add_values(const bf16* values, const PairRun& run, const uint16_t
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; h++)
 #pragma GCC unroll 4
-    for (int i = 0; i < 2 * kWide; i++) _mm512_storeu_ps(sums + h * dim + i * 16, acc[h][i]);
+    for (int i = 0; i < 2 * kWide; i++) _mm512_storeu_ps(sums + h * dim + d + i * 16, acc[h][i]);
 }
 
 template <int kHeads, int kChunks>
-BH_INLINE void add_values_of(const bf16* values, const PairRun& run, const uint16_t* weights,
-                             float* sums) {
+BH_INLINE void add_values_of(const RunRows& values, const uint16_t* weights, float* sums) {
   constexpr int64_t kDim = kChunks * kChunk;
-  int c = 0;
+  int64_t d = 0;
 #pragma GCC unroll 4
-  for (; c + 2 <= kChunks; c += 2)
-    add_values<kHeads, 2>(values + c * kChunk, run, weights, kDim, sums + c * kChunk);
-  if (c < kChunks)
-    add_values<kHeads, 1>(values + c * kChunk, run, weights, kDim, sums + c * kChunk);
+  for (; d + 2 * kChunk <= kDim; d += 2 * kChunk)
+    add_values<kHeads, 2>(values, d, weights, kDim, sums);
+  if (d < kDim) add_values<kHeads, 1>(values, d, weights, kDim, sums);
 }
 
-template <int kChunks>
+template <int kChunks, class Kv>
 void sum_piece(const AttentionArgs& args, const AttentionItem& item, const Piece& piece) {
+  const int64_t kv_heads = piece.heads / piece.group;
   for (int64_t i = 0; i < piece.heads * piece.dim; i += 16)
     _mm512_storeu_ps(piece.sums + i, _mm512_setzero_ps());
   for (int64_t first = 0; first < piece.tokens;) {
     const PairRun run = pair_run_at(args, item, first);
-    const Ahead ahead = ahead_at(args, item, args.value_cache, first + kRunsAhead * kPairRun,
-                                 piece.heads / piece.group);
-    const bf16* values = (const bf16*)args.value_cache + run.offset;
-    for (int64_t kv = 0; kv < piece.heads; kv += piece.group, values += piece.dim) {
-      ahead.ask(kv / piece.group);
+    const Ahead ahead =
+        ahead_at<Kv>(args, item, args.value_cache, first + kRunsAhead * kPairRun, kv_heads);
+    for (int64_t kv = 0; kv < kv_heads; kv++) {
+      ahead.ask(kv);
+      const RunRows values = rows_of<Kv>(args.value_cache, run, kv, piece);
       for (int64_t h = 0; h < piece.group; h += 4) {
-        const uint16_t* weights = piece.weights + (kv + h) * kSplitTokens + first;
-        float* sums = piece.sums + (kv + h) * piece.dim;
+        const int64_t head = kv * piece.group + h;
+        const uint16_t* weights = piece.weights + head * kSplitTokens + first;
+        float* sums = piece.sums + head * piece.dim;
         switch (piece.group - h) {
-          case 1: add_values_of<1, kChunks>(values, run, weights, sums); break;
-          case 2: add_values_of<2, kChunks>(values, run, weights, sums); break;
-          case 3: add_values_of<3, kChunks>(values, run, weights, sums); break;
-          default: add_values_of<4, kChunks>(values, run, weights, sums); break;
+          case 1: add_values_of<1, kChunks>(values, weights, sums); break;
+          case 2: add_values_of<2, kChunks>(values, weights, sums); break;
+          case 3: add_values_of<3, kChunks>(values, weights, sums); break;
+          default: add_values_of<4, kChunks>(values, weights, sums); break;
         }
       }
     }
@@ -263,12 +322,12 @@ void sum_piece(const AttentionArgs& args, const AttentionItem& item, const Piece
   }
 }
 
-template <int kChunks>
+template <int kChunks, class Kv>
 void attend_pairs(const AttentionArgs& args, const AttentionItem& item, const Piece& piece) {
-  score_piece<kChunks>(args, item, piece);
-  ask_for_first_runs(args, item, args.value_cache);
-  for (int64_t h = 0; h < piece.heads; h++) weigh_piece(piece, h);
-  sum_piece<kChunks>(args, item, piece);
+  score_piece<kChunks, Kv>(args, item, piece);
+  ask_for_first_runs<Kv>(args, item, args.value_cache);
+  for (int64_t h = 0; h < piece.heads; h++) weigh_piece<Kv>(piece, h);
+  sum_piece<kChunks, Kv>(args, item, piece);
 }
 
 bool has_pair_order(int64_t head_dim) {
@@ -307,20 +366,28 @@ void store_piece(const AttentionArgs& args, const AttentionItem& item, const Pie
 }
 
 // Other head sizes take the general code, and so would a row with a longer context than one piece.
-void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+template <class Kv>
+void attend_piece(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
   if (item.context_end - item.context_begin > kSplitTokens)
-    return attend_row<bf16>(args, item, scratch);
+    return attend_row<Kv>(args, item, scratch);
   const Piece piece = piece_at(args, item, scratch);
   switch (args.head_dim) {
-    case 32: attend_pairs<1>(args, item, piece); break;
-    case 64: attend_pairs<2>(args, item, piece); break;
-    case 96: attend_pairs<3>(args, item, piece); break;
-    case 128: attend_pairs<4>(args, item, piece); break;
-    case 192: attend_pairs<6>(args, item, piece); break;
-    case 256: attend_pairs<8>(args, item, piece); break;
-    default: return attend_row<bf16>(args, item, scratch);
+    case 32: attend_pairs<1, Kv>(args, item, piece); break;
+    case 64: attend_pairs<2, Kv>(args, item, piece); break;
+    case 96: attend_pairs<3, Kv>(args, item, piece); break;
+    case 128: attend_pairs<4, Kv>(args, item, piece); break;
+    case 192: attend_pairs<6, Kv>(args, item, piece); break;
+    case 256: attend_pairs<8, Kv>(args, item, piece); break;
+    default: return attend_row<Kv>(args, item, scratch);
   }
   store_piece(args, item, piece);
+}
+
+void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  if (args.key_scales)
+    attend_piece<int8_t>(args, item, scratch);
+  else
+    attend_piece<bf16>(args, item, scratch);
 }
 
 }  // namespace

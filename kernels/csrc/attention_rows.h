@@ -94,15 +94,8 @@ void attend_row(const AttentionArgs& args, const AttentionItem& item, float* scr
   }
 }
 
-// Keys and values in bf16: the including file's own.
-void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch);
-
-void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  if (args.key_scales)
-    attend_row<int8_t>(args, item, scratch);
-  else
-    attend_bf16_row(args, item, scratch);
-}
+// A single row; the including file's own.
+void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch);
 
 }  // namespace
 }  // namespace blockhouse

@@ -14,8 +14,11 @@ typedef float Act;
 namespace blockhouse {
 namespace {
 
-void attend_bf16_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
-  attend_row<bf16>(args, item, scratch);
+void attend_one_row(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  if (args.key_scales)
+    attend_row<int8_t>(args, item, scratch);
+  else
+    attend_row<bf16>(args, item, scratch);
 }
 
 constexpr Kernels generic_kernels(const char* id, const char* title) {

@@ -97,6 +97,17 @@ def test_decodes_chunks_and_whole_prompts_in_one_step(rng, kernels, block_size) 
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_decodes_of_contexts_around_the_pieces_that_they_are_read_in(
+    rng, kernels, block_size
+) -> None:
+    lengths = [(1, context) for context in (15, 16, 17, 247, 248, 249, 255, 256, 257, 511, 513, 700)]
+    arguments = step(rng, lengths, block_size=block_size)
+    check(kernels, arguments)
+    check_eight_bits(kernels, arguments)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("heads", [(6, 6), (6, 2), (9, 1)])
 def test_what_is_left_of_a_prompts_tiles_has_a_context_of_any_length(rng, kernels, heads) -> None:
     lengths = [(new, context) for new in (5, 7, 17, 33, 49, 50) for context in (255, 257, 700)]
