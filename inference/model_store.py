@@ -330,7 +330,7 @@ class ModelStore:
 
 def _precision(folder: Path, config: ModelConfig) -> str:
     if (folder / GROUPS_FILE).is_file():
-        return "quantised groups beside 16 bit"
+        return "quantised, as imported"
     return str(config.raw.get("torch_dtype") or config.raw.get("dtype") or "as stored")
 
 

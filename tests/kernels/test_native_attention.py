@@ -101,7 +101,9 @@ def test_decodes_chunks_and_whole_prompts_in_one_step(rng, kernels, block_size) 
 def test_decodes_of_contexts_around_the_pieces_that_they_are_read_in(
     rng, kernels, block_size
 ) -> None:
-    lengths = [(1, context) for context in (15, 16, 17, 247, 248, 249, 255, 256, 257, 511, 513, 700)]
+    lengths = [
+        (1, context) for context in (15, 16, 17, 247, 248, 249, 255, 256, 257, 511, 513, 700)
+    ]
     arguments = step(rng, lengths, block_size=block_size)
     check(kernels, arguments)
     check_eight_bits(kernels, arguments)
