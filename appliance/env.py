@@ -115,8 +115,19 @@ def env_url(name: str, default: str) -> str:
     return got.rstrip("/")
 
 
-def env_path(name: str, default: Path) -> Path:
-    return Path(_get(name) or default).expanduser().resolve()
+def env_folder(name: str, default: Path) -> Path:
+    """A folder that this account can write; made for it alone where it is missing."""
+    path = Path(_get(name) or default).expanduser().resolve()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise EnvError(f"{name} is {str(path)!r}, which cannot be made: {exc.strerror}.") from exc
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise EnvError(
+            f"{name} is {str(path)!r}, which this account cannot write. Run this as the account "
+            "that the server runs as."
+        )
+    return path
 
 
 def env_list(name: str) -> list[str]:
@@ -161,7 +172,10 @@ def secret_from_file(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         pass
-    path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise EnvError(
+            f"{path} cannot be read: {exc.strerror}. Run this as the server's own account."
+        ) from exc
     secret = secrets.token_urlsafe(50)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -13,8 +13,7 @@ from appliance import env
 # ---- core
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DATA_DIR = env.env_path("APPLIANCE_DATA_DIR", BASE_DIR / "var")
-DATA_DIR.mkdir(parents=True, exist_ok=True)
+DATA_DIR = env.env_folder("APPLIANCE_DATA_DIR", BASE_DIR / "var")
 
 DEBUG = env.env_bool("APPLIANCE_DEBUG", False)
 SECRET_KEY = env.env_secret("SECRET_KEY", lambda: env.secret_from_file(DATA_DIR / "secret_key"))

@@ -170,6 +170,8 @@ def start(arguments: Sequence[str]) -> None:
     make_data_dir(data_dir)
     environment_make(())
     kernels_make()
+    # Other accounts of this machine have no business in the chats and keys made from here on.
+    os.umask(0o077)
     prepare()
     serve = [str(PYTHON), "manage.py", "serve"]
     if options.host:
@@ -198,7 +200,7 @@ def prepare() -> None:
 
 def make_data_dir(data_dir: Path) -> None:
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = data_dir / ".writable"
         probe.write_text("", encoding="utf-8")
         probe.unlink()

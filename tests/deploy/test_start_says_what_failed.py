@@ -83,3 +83,22 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
     done = start("--port", port)
     assert done.returncode != 0
     assert "1 to 65535" in done.stderr
+
+
+def test_what_a_start_writes_is_for_its_own_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    monkeypatch.setenv("APPLIANCE_DATA_DIR", "")  # put back afterwards: the start sets it
+    monkeypatch.setattr(launcher, "environment_make", lambda extras: None)
+    monkeypatch.setattr(launcher, "kernels_make", lambda: None)
+    monkeypatch.setattr(launcher, "prepare", (folder / "chats.sqlite3").touch)
+    monkeypatch.setattr(os, "execv", lambda *serve: None)
+    monkeypatch.setattr(os, "chdir", lambda path: None)
+    before = os.umask(0o022)
+    try:
+        launcher.start(["--data-dir", str(folder)])
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / "chats.sqlite3").stat().st_mode & 0o077 == 0

@@ -21,19 +21,33 @@ ROOT = Path(__file__).resolve().parents[3]
         ("APPLIANCE_DEVICE", "tpu"),
         ("APPLIANCE_DEBUG", "perhaps"),
         ("SECRET_KEY_FILE", "/nowhere/at/all"),
+        ("APPLIANCE_DATA_DIR", "/dev/null"),
+        ("APPLIANCE_DATA_DIR", "/proc/nowhere"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str, tmp_path: Path) -> None:
+    said = manage("check", **{"APPLIANCE_DATA_DIR": str(tmp_path), name: value})
+    assert name in said
+    assert "secret" not in said
+
+
+def test_a_key_for_the_wrong_data_folder_names_the_folder(tmp_path: Path) -> None:
+    said = manage("create_api_key", "alice", "--name", "x", APPLIANCE_DATA_DIR=str(tmp_path))
+    assert str(tmp_path) in said
+    assert "APPLIANCE_DATA_DIR" in said
+
+
+def manage(*arguments: str, **environment: str) -> str:
+    """What a command that fails says; never a traceback."""
     done = subprocess.run(
-        [sys.executable, "manage.py", "check"],
+        [sys.executable, "manage.py", *arguments],
         cwd=ROOT,
-        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path), name: value},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode != 0
-    assert name in done.stderr
     assert "Traceback" not in done.stderr
-    assert "secret" not in done.stderr
+    return done.stderr

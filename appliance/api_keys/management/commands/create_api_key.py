@@ -3,7 +3,9 @@ import re
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from appliance.accounts.models import User
 from appliance.api_keys.networks import networks_parse
@@ -25,6 +27,18 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _owner(username: str) -> User:
+    """The wrong data folder is the likely fault, as only the server's start is told of another."""
+    where = f"the data folder {settings.DATA_DIR}; APPLIANCE_DATA_DIR names another"
+    try:
+        owner = User.objects.filter(username=username).first()
+    except DatabaseError as exc:
+        raise CommandError(f"No server has been started on {where}. ({exc})") from exc
+    if owner is None:
+        raise CommandError(f"There is no user {username!r} in {where}.")
+    return owner
+
+
 class Command(BaseCommand):
     help = "Make an API key. The key alone is printed on standard output, once."
 
@@ -43,9 +57,7 @@ class Command(BaseCommand):
         parser.add_argument("--expires", type=life, help="12h, 90d, 4w (default: no end)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        owner = User.objects.filter(username=options["username"]).first()
-        if owner is None:
-            raise CommandError(f"There is no user {options['username']!r}.")
+        owner = _owner(options["username"])
         try:
             _, secret = api_key_issue(
                 owner,
