@@ -168,6 +168,7 @@ def start(arguments: Sequence[str]) -> None:
         os.environ["APPLIANCE_DATA_DIR"] = str(Path(options.data_dir).expanduser().resolve())
     data_dir = Path(os.environ.get("APPLIANCE_DATA_DIR") or ROOT / "var")
     make_data_dir(data_dir)
+    refuse_second_server(data_dir)
     environment_make(())
     kernels_make()
     # Other accounts of this machine have no business in the chats and keys made from here on.
@@ -209,6 +210,22 @@ def make_data_dir(data_dir: Path) -> None:
             f"The data folder {data_dir} cannot be written: {exc.strerror}.\n"
             "Choose another with --data-dir, or mend its owner and mode."
         ) from exc
+
+
+def refuse_second_server(data_dir: Path) -> None:
+    """Before packages and tables change under the server that runs; `serve` holds the lock."""
+    path = data_dir / "serve.lock"
+    if not path.exists():
+        return
+    with path.open("r+", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StepFailed(
+                f"A server (process {lock.read(20).strip() or 'unknown'}) already runs on the data "
+                f"folder {data_dir}; nothing was changed.\n"
+                "Stop it first, or choose another folder with --data-dir."
+            ) from exc
 
 
 # ---- test

@@ -1,5 +1,7 @@
 """Sign-in, one-time links, and the members page. What changes an account is in services."""
 
+from typing import Any
+
 from allauth.account.views import LoginView, LogoutView
 from allauth.core import ratelimit
 from django.contrib import messages
@@ -38,7 +40,17 @@ from appliance.errors import ApplianceError, NotFound
 
 SIGN_IN_BACKEND = "appliance.accounts.sign_in.SignInBackend"
 
-sign_in = LoginView.as_view(form_class=SignInForm)
+
+class SignIn(LoginView):
+    """Sign-in; where nobody has an account yet, the page says how to make the first."""
+
+    form_class = SignInForm
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        return {**super().get_context_data(**kwargs), "is_new": not User.objects.exists()}
+
+
+sign_in = SignIn.as_view()
 sign_out = login_not_required(require_POST(LogoutView.as_view()))
 
 

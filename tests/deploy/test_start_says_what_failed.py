@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.serving.start import data_dir_lock
 from deploy import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,20 @@ def test_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "cannot be written" in done.stderr
     assert "--data-dir" in done.stderr
+
+
+def test_a_second_start_changes_nothing_under_the_server_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[str] = []
+    monkeypatch.setenv("APPLIANCE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(launcher, "environment_make", lambda extras: changed.append("packages"))
+    monkeypatch.setattr(launcher, "kernels_make", lambda: changed.append("kernels"))
+    monkeypatch.setattr(launcher, "prepare", lambda: changed.append("tables"))
+    refusal = pytest.raises(launcher.StepFailed, match=f"process {os.getpid()}.*already runs")
+    with data_dir_lock(tmp_path), refusal:
+        launcher.start([])
+    assert not changed
 
 
 def test_unknown_option_is_refused_before_anything_is_done() -> None:

@@ -103,7 +103,7 @@ def test_c23_a_made_up_forwarded_address_does_not_help(
     assert TOO_MANY in try_sign_in(client, "bob", PASSWORD, HTTP_X_FORWARDED_FOR="10.9.9.99")
 
 
-def test_c23_many_names_from_one_address_are_slowed_down(client: Client, db: None) -> None:
+def test_c23_many_names_from_one_address_are_slowed_down(client: Client, bob: User) -> None:
     answers = [try_sign_in(client, f"user{number}", "wrong") for number in range(41)]
     assert MISMATCH in answers[39]
     assert TOO_MANY in answers[40]
@@ -131,12 +131,18 @@ def test_failed_tries_are_logged_with_name_and_address_and_without_password(
     assert "hunter2" not in caplog.text
 
 
-def test_the_page_says_whether_the_way_is_encrypted(client: Client, db: None) -> None:
+def test_the_page_says_whether_the_way_is_encrypted(client: Client, bob: User) -> None:
     assert "is encrypted" in client.get("/login/", secure=True).content.decode()
     near = client.get("/login/", REMOTE_ADDR="127.0.0.1").content.decode()
     assert "from its own machine" in near
     far = client.get("/login/", REMOTE_ADDR="10.1.1.1").content.decode()
     assert "not encrypted" in far
+
+
+def test_a_server_without_accounts_says_where_the_first_is_made(client: Client) -> None:
+    page = client.get("/login/").content.decode()
+    assert "one-time link" in page
+    assert 'name="password"' not in page
 
 
 def test_a_user_who_comes_with_a_session_is_noted_as_seen(client: Client, bob: User) -> None:
