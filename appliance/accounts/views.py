@@ -1,6 +1,7 @@
 """Sign-in, one-time links, and the members page. What changes an account is in services."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account.views import LoginView, LogoutView
 from allauth.core import ratelimit
@@ -180,6 +181,7 @@ def _users_page(
         "members": members(),
         "form": form or MemberAddForm(),
         "link": link,
+        "link_is_local": urlsplit(link).hostname in ("localhost", "127.0.0.1", "::1"),
         "link_user": link_user,
     }
     status = 400 if form is not None and form.errors else 200

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from html import escape
 from typing import Any
 
 from appliance.errors import ApplianceError, BadRequest, BodyTooLarge
@@ -74,7 +75,7 @@ class ExposureMiddleware:
 
         await self.app(scope, bounded_receive, noting_send)
         if num_bytes > max_body_bytes and not started:
-            await _refuse_http(send, body_too_large(max_body_bytes))
+            await _refuse_http(scope, send, body_too_large(max_body_bytes))
 
 
 def body_too_large(max_body_bytes: int) -> BodyTooLarge:
@@ -109,20 +110,32 @@ def _check_declared_length(scope: Scope, max_body_bytes: int) -> None:
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, exc: ApplianceError) -> None:
     if scope["type"] == "http":
-        await _refuse_http(send, exc)
+        await _refuse_http(scope, send, exc)
         return
     await receive()  # websocket.connect must be taken before the answer
     await send({"type": "websocket.close", "code": SOCKET_REFUSED, "reason": exc.message[:100]})
 
 
-async def _refuse_http(send: Send, exc: ApplianceError) -> None:
-    body = error_json(exc)
+def _error_page(exc: ApplianceError) -> bytes:
+    """For people. It stands alone: style sheets are refused to the same caller."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        '<meta name="color-scheme" content="light dark"><title>Refused · Blockhouse</title>'
+        f"<h1>Blockhouse</h1><p>{escape(exc.message)}</p></html>"
+    ).encode()
+
+
+async def _refuse_http(scope: Scope, send: Send, exc: ApplianceError) -> None:
+    accepts = values_of(scope.get("headers") or [], b"accept")
+    is_page = any("text/html" in value for value in accepts)
+    body = _error_page(exc) if is_page else error_json(exc)
     await send(
         {
             "type": "http.response.start",
             "status": exc.status,
             "headers": [
-                (b"content-type", b"application/json"),
+                (b"content-type", b"text/html" if is_page else b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"cache-control", b"no-store"),
                 (b"x-content-type-options", b"nosniff"),

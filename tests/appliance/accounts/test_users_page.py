@@ -33,6 +33,14 @@ def test_an_admin_adds_a_member_and_gets_their_link_once(admin: Client) -> None:
     assert not User.objects.get(username="dora").is_admin
 
 
+@pytest.mark.parametrize(("host", "is_local"), [("127.0.0.1:8000", True), ("testserver", False)])
+def test_a_link_that_works_on_this_machine_only_says_so(
+    admin: Client, host: str, is_local: bool
+) -> None:
+    page = admin.post("/console/users/", {"username": "dora", "role": "member"}, HTTP_HOST=host)
+    assert ("which everybody's machine calls itself" in page.content.decode()) is is_local
+
+
 def test_a_taken_or_odd_name_is_refused_in_place(admin: Client, bob: User) -> None:
     taken = admin.post("/console/users/", {"username": "Bob", "role": "member"})
     assert taken.status_code == 400

@@ -79,10 +79,23 @@ async def call(headers, *, path="/x", client="127.0.0.1", method="GET", scheme="
         "headers": headers,
     }
     await APP(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    body = sent[1]["body"]
+    is_page = (b"content-type", b"text/html") in sent[0]["headers"]
+    return sent[0]["status"], body.decode() if is_page else json.loads(body)
 
 
 HOST = (b"host", b"localhost:8000")
+
+
+async def test_a_browser_that_is_refused_gets_a_page_and_a_script_json():
+    accept = (b"accept", b"text/html,application/xhtml+xml,*/*;q=0.8")
+    status, page = await call([(b"host", b"<b>.example"), accept])
+    assert status == 400
+    assert page.startswith("<!doctype html>")
+    assert "let an admin declare" in page
+    assert "<b>" not in page
+    status, body = await call([(b"host", b"evil.example"), (b"accept", b"*/*")])
+    assert (status, body["error"]["code"]) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -298,6 +311,6 @@ async def test_a_foreign_origin_gets_no_cors_headers():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("is_tls", [True, False])
-def test_cookies_of_a_tls_page_are_secure_and_others_work_without_c22(is_tls, client):
+def test_cookies_of_a_tls_page_are_secure_and_others_work_without_c22(is_tls, client, bob):
     page = client.get("/login/", headers={"host": "localhost"}, secure=is_tls)
     assert {bool(cookie["secure"]) for cookie in page.cookies.values()} == {is_tls}
