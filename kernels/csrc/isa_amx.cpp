@@ -14,7 +14,7 @@ constexpr Kernels amx_kernels() {
   kernels.attention_scratch = amx_attention_scratch;
   kernels.attend = amx_attend;
   // Many rows take the tiles of dense weights.
-  kernels.super_blocks.row_limit = kExactRows;
+  kernels.super_blocks.row_limit = kFewRows;
   kernels.groups.prepared_size = amx_prepared_size;
   kernels.groups.scratch_size = amx_scratch_size;
   kernels.groups.prepare = amx_prepare;

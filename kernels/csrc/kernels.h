@@ -18,6 +18,10 @@ struct bf16 {
 // result does not depend on its neighbours (split-KV, as Flash-Decoding does).
 constexpr int64_t kSplitTokens = 256;
 
+// Up to so many rows multiply with quantised numbers themselves, scales coming after: exact, and the
+// same whatever stands beside a row. What more rows take is each set's own.
+constexpr int64_t kFewRows = 32;
+
 // Activations are bf16 or float, as Kernels::bf16_activations says; `void*` below is one of these.
 
 struct NormArgs {

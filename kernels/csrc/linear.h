@@ -37,6 +37,8 @@ class Linear : public torch::CustomClassHolder {
   // where oneDNN made one. `as_many`: round as with many rows, however few there are.
   at::Tensor run_into(const at::Tensor& x, const at::Tensor& out, bool as_many = false) const;
 
+  bool has_groups() const { return grouped_columns_ == num_columns_; }
+
   // Whether groups alone serve any number of rows, so that the dense weights need not be kept.
   bool groups_suffice() const;
 
@@ -57,7 +59,6 @@ class Linear : public torch::CustomClassHolder {
 
   Pack new_pack(const QuantKernels& kernels, int64_t columns, int bits, bool has_min) const;
   bool add_pack(const QuantSource& source, Pack pack);
-  bool has_groups() const { return grouped_columns_ == num_columns_; }
   void run_packs(const std::vector<Pack>& packs, const at::Tensor& x, const at::Tensor& out,
                  bool as_many) const;
   at::Tensor run_dense(const at::Tensor& x, bool out_float) const;

@@ -97,19 +97,17 @@ at::Tensor NativeModel::forward(at::Tensor input_ids, at::Tensor positions,
   const StepTensors step{input_ids, positions,       slot_mapping,  block_tables,
                          seq_lens,  query_start_loc, logits_indices};
   check_step(step);
-  // The rest of a prompt whose beginning was cached rounds as the whole prompt did: the same
-  // question gets the same first word.
-  const bool has_prompt = input_ids.size(0) > seq_lens.size(0);
+  const int64_t few = num_few_rows(step);
   at::Tensor residual = embed(input_ids), delta;
   for (size_t i = 0; i < layers_.size(); i++) {
     const Layer& layer = layers_[i];
     at::Tensor normed = norm(residual, delta, layer.input_norm, {});
-    at::Tensor qkv = linear(*layer.qkv, normed, Workspace::kQkv, has_prompt);
+    at::Tensor qkv = linear(*layer.qkv, normed, Workspace::kQkv, few);
     rope_and_write(qkv, step, (int64_t)i);
-    delta = linear(*layer.output, attend(qkv, step, (int64_t)i), Workspace::kDelta, has_prompt);
+    delta = linear(*layer.output, attend(qkv, step, (int64_t)i), Workspace::kDelta, few);
     normed = norm(residual, delta, layer.post_norm, {});
-    at::Tensor gate_up = linear(*layer.gate_up, normed, Workspace::kGateUp, has_prompt);
-    delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta, has_prompt);
+    at::Tensor gate_up = linear(*layer.gate_up, normed, Workspace::kGateUp, few);
+    delta = linear(*layer.down, silu_and_mul(gate_up), Workspace::kDelta, few);
   }
   if (!logits_indices.size(0)) return at::empty({0, lm_head_->num_columns()}, at::kFloat);
   const at::Tensor last = norm(residual, delta, final_norm_, logits_indices);
@@ -146,9 +144,32 @@ at::Tensor NativeModel::activations(Workspace::Slot slot, int64_t rows, int64_t 
                          kernels_.bf16_activations ? at::kBFloat16 : at::kFloat);
 }
 
+// Decodes come first, a row each.
+int64_t NativeModel::num_few_rows(const StepTensors& step) {
+  const int64_t requests = step.seq_lens.size(0);
+  const int32_t* starts = step.query_start_loc.const_data_ptr<int32_t>();
+  int64_t decodes = 0;
+  while (decodes < requests && starts[decodes + 1] == decodes + 1) decodes++;
+  return decodes == requests || decodes <= kFewRows ? decodes : 0;
+}
+
+// The first `few` rows are multiplied as decodes alone are, so that an answer is the same whoever
+// asks beside it. The others take the form of many rows however few they are, so that the rest of
+// a prompt whose beginning was cached rounds as the whole prompt did.
 at::Tensor NativeModel::linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot,
-                               bool as_many) {
-  return weights.run_into(x, activations(slot, x.size(0), weights.num_columns()), as_many);
+                               int64_t few) {
+  const int64_t rows = x.size(0);
+  const at::Tensor out = activations(slot, rows, weights.num_columns());
+  if (few == rows || few == 0 || !weights.has_groups())
+    return weights.run_into(x, out, few != rows);
+  const auto multiply = [&](int64_t begin, int64_t count, bool as_many) {
+    const at::Tensor part = out.narrow(0, begin, count);
+    const at::Tensor got = weights.run_into(x.narrow(0, begin, count), part, as_many);
+    if (!got.is_same(part)) part.copy_(got);
+  };
+  multiply(0, few, false);
+  multiply(few, rows - few, true);
+  return out;
 }
 
 at::Tensor NativeModel::embed(const at::Tensor& input_ids) {

@@ -74,7 +74,8 @@ class NativeModel : public torch::CustomClassHolder {
   at::Tensor attend(const at::Tensor& qkv, const StepTensors& step, int64_t layer);
   at::Tensor silu_and_mul(const at::Tensor& gate_up);
   at::Tensor activations(Workspace::Slot slot, int64_t rows, int64_t columns);
-  at::Tensor linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot, bool as_many);
+  at::Tensor linear(const Linear& weights, const at::Tensor& x, Workspace::Slot slot, int64_t few);
+  static int64_t num_few_rows(const StepTensors& step);
 
   const Kernels& kernels_;
   int64_t num_heads_, num_kv_heads_, head_dim_, hidden_, block_size_;

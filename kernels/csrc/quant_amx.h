@@ -20,7 +20,7 @@ BH_INLINE int64_t row_blocks(const QuantLinearArgs& args) {
 }
 
 BH_INLINE bool is_packed(const QuantLinearArgs& args) {
-  return args.as_many || args.num_rows > kExactRows;
+  return args.as_many || args.num_rows > kFewRows;
 }
 
 int64_t amx_prepared_size(const QuantLinearArgs& args) {

@@ -21,7 +21,7 @@ constexpr int kRegisterRows = 8;
 constexpr int64_t kPanelGroups = 96;
 
 BH_INLINE bool uses_panels(const QuantLinearArgs& args) {
-  return args.weights.bits == 16 || args.as_many || args.num_rows > kExactRows;
+  return args.weights.bits == 16 || args.as_many || args.num_rows > kFewRows;
 }
 
 // How many sums of inputs a group of a row has.
@@ -188,7 +188,7 @@ template <int kTiles, class Form>
 void some_tiles(const QuantLinearArgs& args, const ByteTables& tables, int64_t tile) {
   const int64_t depth = args.weights.depth, groups = depth / kGroup, rows = args.num_rows;
   const bf16* input = (const bf16*)args.input;
-  __m512 totals[kExactRows * kTiles];
+  __m512 totals[kFewRows * kTiles];
   for (int64_t i = 0; i < rows * kTiles; i++) totals[i] = _mm512_setzero_ps();
   const int64_t blocks = num_blocks(rows);
   for (int64_t g = 0; g < groups; g++) {

@@ -11,13 +11,12 @@
 namespace blockhouse {
 namespace {
 
-constexpr int64_t kExactGenericRows = 32;
 // Numbers of depth unpacked at a time for many rows: a tile of them stays in the first cache.
 constexpr int64_t kPanelDepth = 128;
 constexpr int64_t kPrefetchBytes = 4096;
 
 BH_INLINE bool unpacks_panels(const QuantLinearArgs& args) {
-  return sizeof(Act) == 4 && (args.as_many || args.num_rows > kExactGenericRows);
+  return sizeof(Act) == 4 && (args.as_many || args.num_rows > kFewRows);
 }
 
 // Exact: sums of groups, then the rows in fp32 where activations are not. Panels: the rows again.
@@ -177,7 +176,7 @@ BH_INLINE void add_group_block(int64_t rows, const float* unpacked, const float*
 template <int kBits>
 void multiply_exact(const QuantLinearArgs& args, int64_t tile, int64_t row, int64_t rows) {
   const int64_t depth = args.weights.depth, groups = depth / kGroup;
-  alignas(64) float unpacked[kGroup * kTileColumns], totals[kExactGenericRows * kTileColumns];
+  alignas(64) float unpacked[kGroup * kTileColumns], totals[kFewRows * kTileColumns];
   for (int64_t i = 0; i < rows * kTileColumns; i++) totals[i] = 0.0f;
   const int64_t bytes = tile_group_bytes(args.weights);
   for (int64_t g = 0; g < groups; g++) {
@@ -254,9 +253,9 @@ void multiply_tiles(const QuantLinearArgs& args, int64_t begin, int64_t end) {
     } else if (args.num_rows == 2) {
       multiply_few<kBits, 2>(args, tile, 0);
     } else {
-      for (int64_t row = 0; row < args.num_rows; row += kExactGenericRows) {
+      for (int64_t row = 0; row < args.num_rows; row += kFewRows) {
         const int64_t left = args.num_rows - row;
-        multiply_exact<kBits>(args, tile, row, left < kExactGenericRows ? left : kExactGenericRows);
+        multiply_exact<kBits>(args, tile, row, left < kFewRows ? left : kFewRows);
       }
     }
   }

@@ -7,9 +7,6 @@
 namespace blockhouse {
 namespace {
 
-// Up to so many rows a step of decodes multiplies with q itself.
-constexpr int64_t kExactRows = 32;
-
 // Bytes of one tile's group once it is unpacked: 16 vectors of bf16 pairs.
 constexpr int64_t kUnpackedBytes = 1024;
 

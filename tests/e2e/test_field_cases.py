@@ -41,6 +41,15 @@ class Caller:
                     return state
                 await asyncio.sleep(0.05)
 
+    @contextlib.asynccontextmanager
+    async def tuned(self, **settings: int) -> AsyncIterator[None]:
+        """With other settings of the engine; those of before come back."""
+        before = (await self.engine())["settings"]
+        former = {name: before[name]["requested"] for name in settings}
+        assert (await self.http.patch("/api/engine", json=settings)).status_code == 200
+        yield
+        assert (await self.http.patch("/api/engine", json=former)).status_code == 200
+
     async def quiet(self) -> dict[str, Any]:
         state = await self.until(running=0, waiting=0)
         kv = state["kv"]
@@ -113,6 +122,54 @@ async def a03_a_client_that_leaves_an_answer_without_a_stream_stops_it(
     assert after["generated_tokens"] - before["generated_tokens"] < 1500
 
 
+async def a03_prompts_whose_clients_left_the_queue_are_never_computed(caller: Caller) -> None:
+    long = "The board has decided. " * 280
+    async with caller.tuned(slots=1):
+        before = (await caller.engine())["totals"]
+        busy = asyncio.create_task(caller.http.post(CHAT, json=body("Count.", 4000)))
+        await caller.until(running=1)
+        queued = [
+            asyncio.create_task(caller.http.post(CHAT, json=body(f"{n}. {long}", 5)))
+            for n in range(10)
+        ]
+        await caller.until(waiting=10)
+        for asking in queued:
+            asking.cancel()
+        await asyncio.gather(*queued, return_exceptions=True)
+        await caller.until(waiting=0)
+        busy.cancel()
+        answer = await caller.http.post(CHAT, json=body("Say one.", 3))
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        after = await caller.quiet()
+    # The two short prompts alone: one of the ten has over a thousand tokens.
+    assert after["totals"]["prompt_tokens"] - before["prompt_tokens"] < 200
+
+
+async def a26_past_the_queues_end_askers_are_sent_away_at_once(caller: Caller) -> None:
+    other = Caller(caller.server, caller.other_key)
+    async with caller.tuned(slots=2, max_waiting_requests=20):
+        flood = [
+            asyncio.create_task(
+                caller.http.post(CHAT, json=body(f"Count to {n}.", 40, n=4 if n % 10 == 0 else 1))
+            )
+            for n in range(100)
+        ]
+        await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        # The one whose user has asked nothing yet is let in as soon as the queue has room.
+        while (answer := await other.http.post(CHAT, json=body("Say one.", 3))).status_code != 200:
+            assert answer.status_code in (429, 503)
+            await asyncio.sleep(0.05)
+        answers = await asyncio.gather(*flood)
+    await other.http.aclose()
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(answers) - len(refused) >= 2
+    assert len(refused) >= 50, "2 run and 20 wait, however many ask"
+    for answer in refused:
+        assert answer.status_code in (429, 503)
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["message"]
+
+
 async def a06_nobody_finds_anothers_prompt_in_the_cache(caller: Caller) -> None:
     private = "The board has decided, and nobody may know. " * 60
 
@@ -158,7 +215,9 @@ Case = Callable[[Caller], Coroutine[Any, Any, None]]
 CASES: list[Case] = [
     a01_clients_that_close_between_a_chunk_and_the_end_leave_nothing,
     a03_a_client_that_leaves_an_answer_without_a_stream_stops_it,
+    a03_prompts_whose_clients_left_the_queue_are_never_computed,
     a06_nobody_finds_anothers_prompt_in_the_cache,
+    a26_past_the_queues_end_askers_are_sent_away_at_once,
     a15_a_seeded_answer_is_the_same_alone_and_beside_others,
 ]
 
