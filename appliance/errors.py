@@ -14,6 +14,7 @@
       RateLimited             429  rate_limit_exceeded
       QueueIsFull             503  queue_full
       EngineUnavailable       503  engine_unavailable
+      StorageUnavailable      503  storage_unavailable
       GenerationFailed        500  generation_failed    after the stream began
 
 A message says what was wrong, what it got, what is allowed, and what to do. `code` is stable:
@@ -124,6 +125,20 @@ class QueueIsFull(ApplianceError):
 class EngineUnavailable(ApplianceError):
     status = 503
     code = "engine_unavailable"
+
+
+class StorageUnavailable(ApplianceError):
+    """The database is away, locked or has no room on its disk; what runs goes on."""
+
+    status = 503
+    code = "storage_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server's database does not take this now. Try again in a moment; tell an admin "
+            "if it stays.",
+            retry_after_s=5,
+        )
 
 
 class GenerationFailed(ApplianceError):

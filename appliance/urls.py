@@ -4,6 +4,8 @@ from django.urls import include, path, re_path
 
 from appliance.api.urls import unknown_address
 
+handler500 = "appliance.serving.views.page_failed"
+
 urlpatterns = [
     path("", include("appliance.serving.urls")),
     path("", include("appliance.accounts.urls")),

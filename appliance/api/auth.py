@@ -1,8 +1,6 @@
 """The API's only way in: `Authorization: Bearer KEY`. Cookies are not looked at."""
 
 import logging
-import math
-import time
 from typing import Any
 
 from django.core.cache import cache
@@ -12,10 +10,12 @@ from redis.exceptions import RedisError
 
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_authenticate
+from appliance.brief_log import OnceAMinute
 from appliance.errors import NotAuthenticated, RateLimited
 from appliance.serving.booking import in_db_thread
 
 logger = logging.getLogger(__name__)
+_cache_trouble = OnceAMinute(logger, logging.WARNING)
 
 # Past this many wrong keys a minute from one address, wrong keys get 429 instead of 401. Right
 # keys still pass: an address can stand for a whole office.
@@ -82,21 +82,5 @@ def _count_failure(address: str | None) -> int:
     except ValueError:  # it ran out between the two calls
         return 1
     except RedisError as exc:
-        _cache_trouble.warn(exc)
+        _cache_trouble.log("wrong API keys are not counted: Redis does not answer: %s", exc)
         return 0
-
-
-class _CacheTrouble:
-    """One line a minute, however many wrong keys come."""
-
-    def __init__(self) -> None:
-        self._next_s = -math.inf
-
-    def warn(self, exc: RedisError) -> None:
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + FAILURE_WINDOW_S
-            logger.warning("wrong API keys are not counted: Redis does not answer: %s", exc)
-
-
-_cache_trouble = _CacheTrouble()

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from appliance.errors import ApplianceError, BadRequest, NotFound
+from appliance.serving.booking import STORAGE_FAULTS, storage_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ def error_response(exc: ApplianceError, path: str = "/v1") -> HttpResponse:
 def exception_response(exc: Exception, path: str) -> HttpResponse:
     if isinstance(exc, ApplianceError):
         return error_response(exc, path)
+    if isinstance(exc, STORAGE_FAULTS):
+        return error_response(storage_unavailable(exc), path)
     logger.error("request failed", exc_info=exc)
     return error_response(InternalError(), path)
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from appliance.api.tools import CallReader, ToolCall
 from appliance.api_keys.services import api_key_is_live
+from appliance.brief_log import OnceAMinute
 from appliance.errors import (
     ApplianceError,
     EngineUnavailable,
     GenerationFailed,
     NotAuthenticated,
 )
-from appliance.serving.booking import in_db_thread
+from appliance.serving.booking import STORAGE_FAULTS, in_db_thread
 from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.news import News
 from appliance.serving.services import Generation, generation_open
@@ -26,6 +27,7 @@ from appliance.serving.turns import Told
 from appliance.serving.types import Delta, Finished, GenerationEvent, GenerationRequest, Queued
 
 logger = logging.getLogger(__name__)
+_trouble = OnceAMinute(logger, logging.WARNING)
 
 # How often a running answer looks whether its key still holds.
 KEY_CHECK_S = 5.0
@@ -205,7 +207,13 @@ class Reply:
         if self._key_id is None or now < self._key_check_at:
             return
         self._key_check_at = now + KEY_CHECK_S
-        if not await in_db_thread(api_key_is_live, self._key_id):
+        try:
+            is_live = await in_db_thread(api_key_is_live, self._key_id)
+        except STORAGE_FAULTS as exc:
+            # What runs goes on; it is asked again soon.
+            _trouble.log("keys of running answers cannot be checked now: %s", exc)
+            return
+        if not is_live:
             raise NotAuthenticated("This API key was revoked or has expired: the answer ends here.")
 
 

@@ -16,7 +16,7 @@ from appliance.chat.generations import generations
 from appliance.chat.models import MessageState
 from appliance.chat.sockets import sockets
 from appliance.errors import ApplianceError, BadRequest
-from appliance.serving.booking import in_db_thread
+from appliance.serving.booking import STORAGE_FAULTS, in_db_thread, storage_unavailable
 
 
 class ChatConsumer(AsyncJsonWebsocketConsumer):
@@ -59,6 +59,8 @@ class ChatConsumer(AsyncJsonWebsocketConsumer):
             await self._handle(protocol.parse_client_message(orjson.loads(text_data)))
         except orjson.JSONDecodeError:
             await self._refuse(BadRequest("The message is not valid JSON."))
+        except STORAGE_FAULTS as exc:
+            await self._refuse(storage_unavailable(exc))
         except ApplianceError as exc:
             await self._refuse(exc)
             if self.allowance.is_abused:
@@ -79,18 +81,19 @@ class ChatConsumer(AsyncJsonWebsocketConsumer):
 
     async def _start(self, message: protocol.GenerationStart | protocol.GenerationAgain) -> None:
         client_id = message["client_id"]
-        # Sent again after a lost connection, when the answer has already ended?
-        if generations.by_client_id(self.user_id, client_id) is None and (
-            saved := await in_db_thread(selectors.sent_before, self.user_id, client_id)
-        ):
-            await self._send_all(saved)
-            return
         text = message["text"] if message["type"] == "generation.start" else None
         try:
+            # Sent again after a lost connection, when the answer has already ended?
+            if generations.by_client_id(self.user_id, client_id) is None and (
+                saved := await in_db_thread(selectors.sent_before, self.user_id, client_id)
+            ):
+                await self._send_all(saved)
+                return
             about = (message["conversation_id"], text, client_id, self.session_key)
             self._follow(generations.start(self.user, *about))
-        except ApplianceError as exc:
-            await self.send_json(refusal(exc, message["conversation_id"], client_id))
+        except (ApplianceError, *STORAGE_FAULTS) as exc:
+            told = exc if isinstance(exc, ApplianceError) else storage_unavailable(exc)
+            await self.send_json(refusal(told, message["conversation_id"], client_id))
 
     def _stop(self, message: protocol.GenerationStop) -> None:
         if (conversation_id := message["conversation_id"]) is not None:

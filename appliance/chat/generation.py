@@ -21,7 +21,7 @@ from appliance.chat.protocol import GenerationError, ServerMessage
 from appliance.chat.selectors import conversation_data, message_data, quota_data
 from appliance.chat.sockets import sockets
 from appliance.errors import ApplianceError, GenerationFailed
-from appliance.serving.booking import in_db_thread
+from appliance.serving.booking import STORAGE_FAULTS, in_db_thread, storage_unavailable
 from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.services import Generation as TokenSource
 from appliance.serving.services import generation_open
@@ -51,6 +51,7 @@ HINTS = {
     "context_length_exceeded": "Nothing was left out. Start a new chat, or shorten the message.",
     "context_length_exceeded in a new chat": "Nothing was left out. Shorten the message.",
     "queue_full": "Your message is still below. Try again in a moment.",
+    "storage_unavailable": "Your message is still below.",
     "engine_unavailable": "Your message is still below. Try again in a moment.",
     "conflict": "Wait for it to end, or stop it.",
     "not_found": "Start a new chat.",
@@ -141,6 +142,8 @@ class Generation:
                     failure = self._reader.exception()
         except ApplianceError as exc:
             failure = exc
+        except STORAGE_FAULTS as exc:
+            failure = storage_unavailable(exc)
         # Edge: the answer must end with an event whatever broke.
         except Exception as exc:
             failure = exc

@@ -14,7 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 from channels.db import database_sync_to_async
 from django.db import InterfaceError, OperationalError
 
+from appliance.brief_log import OnceAMinute
+from appliance.errors import StorageUnavailable
+
 logger = logging.getLogger(__name__)
+_trouble = OnceAMinute(logger, logging.ERROR)
+
+# The database is away, locked or has no room; a request that meets it is not at fault.
+STORAGE_FAULTS = (OperationalError, InterfaceError)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +37,12 @@ async def in_db_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     """Run blocking database work; a fresh or checked connection, closed as the settings say."""
     run = database_sync_to_async(work, thread_sensitive=False, executor=_threads)
     return await run(*args, **kwargs)
+
+
+def storage_unavailable(exc: Exception) -> StorageUnavailable:
+    """What a caller is told of one of STORAGE_FAULTS; the log says it once a minute."""
+    _trouble.log("requests are refused, as the database does not take them: %s", exc)
+    return StorageUnavailable()
 
 
 def book(work: Callable[..., Any], *args: Any) -> "asyncio.Future[None]":
@@ -49,7 +62,7 @@ async def _book(work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     while True:
         try:
             await in_db_thread(work, *args)
-        except (OperationalError, InterfaceError) as exc:
+        except STORAGE_FAULTS as exc:
             delay_s = _RETRY_DELAYS_S[min(tries, len(_RETRY_DELAYS_S) - 1)]
             tries += 1
             logger.warning("booking waits %.1f s for the database: %s", delay_s, exc)

@@ -1,11 +1,12 @@
 """Is the process alive, and is it ready to serve? Cheap, without log-in, without details.
 
 A busy server is ready. Not ready: the model loads, is changed, or its engine is loaded again,
-hangs or is dead; the server stops; the database or Redis (where one is set) does not answer; work
-runs and no step has ended for a minute.
+hangs or is dead; the server stops; the embedded database's disk is full; the database or Redis
+(where one is set) does not answer; work runs and no step has ended for a minute.
 """
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from appliance.serving.gateway import gateway_is_admitting, get_backend
 
 # The longest step of a large model on a slow machine ends well before this.
 STALL_S = 60.0
+# Below this a booking may not find room.
+LEAST_FREE_BYTES = 1024 * 1024
 _LOADING_STATES = ("loading", "rebuilding", "swapping")
 _ANSWER_WAIT_S = 2.0
 # Probes that come faster than this share one look.
@@ -30,7 +33,7 @@ _ANSWER_FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    # ready, or why not: absent, loading, rebuilding, swapping, hung, dead, stopping, stalled,
+    # ready, or why not: absent, loading, rebuilding, swapping, hung, dead, stopping, stalled, disk,
     # database, redis.
     status: str
     # Load progress in [0, 1] and what is being done, while a model is loaded.
@@ -96,6 +99,13 @@ def _query() -> None:
         cursor.execute("SELECT 1")
 
 
+def has_room() -> bool:
+    """Whether the embedded database can grow. Reads work on a full disk: no query tells."""
+    if connection.vendor != "sqlite":
+        return True
+    return shutil.disk_usage(settings.DATA_DIR).free >= LEAST_FREE_BYTES
+
+
 async def ask_redis() -> bool:
     """True where none is set. Not in a database thread: a Redis that hangs would hold it."""
     if not settings.REDIS_URL:
@@ -137,6 +147,8 @@ async def readiness() -> Readiness:
         return Readiness("dead")
     if _watch.is_stalled(state.get("step", 0), bool(state["running"] or state["waiting"])):
         return Readiness("stalled")
+    if not has_room():
+        return Readiness("disk")
     if not await _database.is_usable():
         return Readiness("database")
     if not await _redis.is_usable():

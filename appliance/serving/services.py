@@ -25,7 +25,13 @@ from appliance.quotas.services import (
     quota_settle,
 )
 from appliance.serving.backend import Backend, Prepared, TokenStream
-from appliance.serving.booking import book, in_db_thread, keep
+from appliance.serving.booking import (
+    STORAGE_FAULTS,
+    book,
+    in_db_thread,
+    keep,
+    storage_unavailable,
+)
 from appliance.serving.gateway import get_admitting_backend
 from appliance.serving.live_settings import engine_tune as engine_tune
 from appliance.serving.metrics import generation_observe
@@ -84,12 +90,15 @@ class _Opening:
         backend = get_admitting_backend()
         prepared = await backend.prepare(request)
         self._check_wanted()
-        return await in_turn(
-            request.caller,
-            lambda: self._admit(backend, prepared),
-            still_wanted=self._check_wanted,
-            told=self.told,
-        )
+        try:
+            return await in_turn(
+                request.caller,
+                lambda: self._admit(backend, prepared),
+                still_wanted=self._check_wanted,
+                told=self.told,
+            )
+        except STORAGE_FAULTS as exc:
+            raise storage_unavailable(exc) from exc
 
     async def _admit(self, backend: Backend, prepared: Prepared) -> "Generation":
         """Hold the tokens and queue it, or raise which limit is in the way."""

@@ -1,15 +1,20 @@
 """`/healthz`, `/readyz` and `/metrics`: for machines, so without the log-in page."""
 
+import sys
+
 import prometheus_client
 from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
+from django.views.defaults import server_error
 
 from appliance.api_keys.services import api_key_authenticate
 from appliance.errors import ApplianceError, NotAllowed, NotAuthenticated
 from appliance.exposure.middleware import error_json
+from appliance.serving.booking import STORAGE_FAULTS, storage_unavailable
 from appliance.serving.health import can_act, readiness
 from appliance.serving.metrics import REGISTRY
 
@@ -38,6 +43,18 @@ def _probed(body: dict[str, object], is_good: bool) -> HttpResponse:
     # Probes come every second: a line each while the model loads would fill the log.
     response._has_been_logged = True
     return response
+
+
+def page_failed(request: HttpRequest) -> HttpResponse:
+    """Django's handler of what a page did not catch; it asks while the fault is being handled."""
+    exc = sys.exc_info()[1]
+    if isinstance(exc, STORAGE_FAULTS):
+        told = storage_unavailable(exc)
+        words = {"head": "Not now", "message": told.message}
+        response = HttpResponse(render_to_string("500.html", words), status=told.status)
+        response["Retry-After"] = str(told.retry_after_s)
+        return response
+    return server_error(request)
 
 
 @login_not_required

@@ -13,6 +13,7 @@ from appliance.accounts.services import user_set_active
 from appliance.api import auth
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_issue, api_key_revoke
+from appliance.brief_log import OnceAMinute
 from appliance.errors import (
     ApplianceError,
     BadRequest,
@@ -125,7 +126,7 @@ async def test_c23_wrong_keys_stay_401_while_nobody_can_count_them(
 ) -> None:
     gone = RedisCache(f"redis://127.0.0.1:{free_port()}/0", {})
     monkeypatch.setattr(auth, "cache", gone)
-    monkeypatch.setattr(auth, "_cache_trouble", auth._CacheTrouble())
+    monkeypatch.setattr(auth, "_cache_trouble", OnceAMinute(auth.logger, logging.WARNING))
     monkeypatch.setattr(auth, "MAX_FAILURES", 1)
     wrong = Caller("bh_" + "A" * 40)
     for _ in range(4):

@@ -5,8 +5,9 @@ from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import OperationalError
 
-from appliance.chat import services
+from appliance.chat import selectors, services
 from appliance.chat.generations import generations
 from appliance.chat.models import Conversation, Message, MessageState
 from appliance.quotas.models import UsageRecord
@@ -170,6 +171,27 @@ async def test_an_engine_that_is_not_there_is_told_and_nothing_is_kept(tabs, bac
     assert error["message"]
     assert error["hint"]
     assert not await Conversation.objects.aexists()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(services, "generation_start"), (services, "generation_history"), (selectors, "sent_before")],
+)
+async def test_d12_a_database_that_takes_nothing_is_told_and_the_socket_stays(
+    tabs, backend, bob, monkeypatch, owner, name
+):
+    def full(*args, **kwargs):
+        raise OperationalError("database or disk is full")
+
+    tab = await tabs.open(bob)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full)
+        client_id = await tab.ask("Hello")
+        error = await tab.until("generation.error")
+    assert (error["code"], error["client_id"]) == ("storage_unavailable", client_id)
+    assert error["hint"]
+    assert not backend.running
+    assert (await tab.answered("Hello"))["content"] == ANSWER
 
 
 async def test_a_spent_quota_is_told_with_the_time_of_its_reset(tabs, backend, bob):

@@ -11,6 +11,7 @@ from django.test import AsyncClient
 from appliance.accounts.services import user_create
 from appliance.api_keys.services import api_key_issue
 from appliance.asgi import application
+from appliance.chat import views as chat_views
 from appliance.serving import checks, health
 from appliance.serving.gateway import gateway_close, gateway_remove
 from appliance.serving.health import STALL_S, Probe, StepWatch
@@ -112,6 +113,45 @@ async def test_without_a_database_it_is_not_ready_d09(backend, visitor, monkeypa
     assert (await visitor.get("/healthz")).status_code == 200
     answer = await visitor.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, {"status": "database"})
+
+
+async def test_with_a_full_disk_it_lives_and_is_not_ready_until_there_is_room_d12(
+    backend, visitor, monkeypatch
+):
+    # Another database has a disk of its own.
+    told = (503, "disk") if health.connection.vendor == "sqlite" else (200, "ready")
+    with monkeypatch.context() as patch:
+        patch.setattr(health, "LEAST_FREE_BYTES", 2**62)
+        assert (await visitor.get("/healthz")).status_code == 200
+        answer = await visitor.get("/readyz")
+        assert (answer.status_code, answer.json()["status"]) == told
+    assert (await visitor.get("/readyz")).status_code == 200
+
+
+async def test_a_page_that_meets_a_full_disk_says_so_d12(backend, bob, monkeypatch, caplog):
+    def full(*args, **kwargs):
+        raise OperationalError("database or disk is full")
+
+    client = AsyncClient(raise_request_exception=False)
+    await client.aforce_login(bob)
+    monkeypatch.setattr(chat_views, "conversation_list", full)
+    answer = await client.get("/")
+    assert answer.status_code == 503
+    assert "database" in answer.content.decode()
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_page_that_fails_otherwise_is_500_and_in_the_log(backend, bob, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise RuntimeError("a fault of ours")
+
+    client = AsyncClient(raise_request_exception=False)
+    await client.aforce_login(bob)
+    monkeypatch.setattr(chat_views, "conversation_list", broken)
+    answer = await client.get("/")
+    assert answer.status_code == 500
+    assert "a fault of ours" not in answer.content.decode()
+    assert "a fault of ours" in caplog.text
 
 
 async def test_without_its_redis_it_is_not_ready_d09(backend, visitor, settings, monkeypatch):
