@@ -108,16 +108,15 @@ def _words(
     title = f"Set slots to {best.users}"
     if slots_now == best.users:
         title = f"Keep {best.users} {'slot' if best.users == 1 else 'slots'}"
-    if failing is None and slots_now is not None and slots_now > best.users:
+    if failing is None and (slots_now is None or slots_now > best.users):
         # Nothing speaks against what runs now.
         title = f"Good up to {best.users}"
-    text = (
-        "The most this server can do with every answer still good: "
-        f"{number(best.tokens_per_s)} tok/s in all."
-    )
+    speed = f"{number(best.tokens_per_s)} tok/s in all"
     if failing is None:
+        text = f"Every answer was good: {speed}."
         text += f" No limit was reached: test with more than {best.users} to find it."
     else:
+        text = f"The most this server can do with every answer still good: {speed}."
         text += f" At {failing.users} {' and '.join(reasons)}{_gain(best, failing)}."
     if slots_now is not None and slots_now != best.users:
         text += f" You run {slots_now} now."

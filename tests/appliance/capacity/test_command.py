@@ -55,7 +55,7 @@ async def test_measures_another_server_and_writes_the_figures(
     )
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows[:3]] == ["N", "1", "2"]
-    assert re.search(r"^(Set slots to|Keep|Too slow even at) ", out, re.MULTILINE)
+    assert re.search(r"^(Set slots to|Good up to|Too slow even at) ", out, re.MULTILINE)
     assert "1 at the same time" in err
     assert set(server.keys) == {"Bearer secret"}
     told = json.loads(json_file.read_text())

@@ -87,7 +87,9 @@ def test_when_nothing_is_good_or_all_is_good_it_says_what_to_do() -> None:
     quick = advise(MEASURED[:3], LIMITS, slots_now=4)
     assert (quick.users, quick.fails_at, quick.title) == (4, None, "Keep 4 slots")
     assert "test with more than 4" in quick.text
+    assert "The most" not in quick.text
     assert advise(MEASURED[:3], LIMITS, slots_now=128).title == "Good up to 4"
+    assert advise(MEASURED[:3], LIMITS).title == "Good up to 4"
     assert advise(MEASURED[:3], LIMITS, slots_now=2).title == "Set slots to 4"
     assert advise([], LIMITS).users is None
 
