@@ -18,13 +18,7 @@ def check_request(request: Request, info: RunnerInfo, max_len: int) -> None:
     if not prompt:
         raise InvalidPrompt("The prompt is empty; it needs at least one token.", param="messages")
     if len(prompt) >= max_len:
-        pool_len = info.num_blocks * info.block_size
-        what = "model's context"
-        if max_len == pool_len < info.max_model_len:
-            what = "server's memory for one conversation"
-        elif max_len < min(pool_len, info.max_model_len):
-            what = "server's context limit"
-        raise PromptTooLong(len(prompt), max_len - 1, what)
+        raise prompt_too_long(len(prompt), info, max_len)
     least, most = min(prompt), max(prompt)
     if least < 0 or most >= info.vocab_size:
         raise InvalidPrompt(
@@ -33,3 +27,16 @@ def check_request(request: Request, info: RunnerInfo, max_len: int) -> None:
             param="prompt",
         )
     request.params.validate(vocab_size=info.vocab_size)
+
+
+def prompt_too_long(
+    num_tokens: int, info: RunnerInfo, max_len: int, *, at_least: bool = False
+) -> PromptTooLong:
+    """The refusal that names what is too small. `at_least`: no more than these were counted."""
+    pool_len = info.num_blocks * info.block_size
+    what = "model's context"
+    if max_len == pool_len < info.max_model_len:
+        what = "server's memory for one conversation"
+    elif max_len < min(pool_len, info.max_model_len):
+        what = "server's context limit"
+    return PromptTooLong(num_tokens, max_len - 1, what, at_least=at_least)

@@ -35,13 +35,22 @@ class RequestRejected(InferenceError):
 class PromptTooLong(RequestRejected):
     """The prompt (plus at least one new token) can never fit.
 
-    `num_prompt_tokens` is what was sent, `limit_tokens` the most that a prompt may have.
+    `num_prompt_tokens` is what was sent, or `at_least` of it was; `limit_tokens` the most that a
+    prompt may have.
     """
 
-    def __init__(self, num_prompt_tokens: int, limit_tokens: int, what: str = "context") -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        limit_tokens: int,
+        what: str = "context",
+        *,
+        at_least: bool = False,
+    ) -> None:
+        num = f"more than {num_prompt_tokens:,}" if at_least else f"{num_prompt_tokens:,}"
         super().__init__(
-            f"The prompt has {num_prompt_tokens:,} tokens; at most {limit_tokens:,} fit the {what} "
-            "and leave room for an answer. Shorten the conversation or start a new one.",
+            f"The prompt has {num} tokens; at most {limit_tokens:,} fit the {what} and "
+            "leave room for an answer. Shorten the conversation or start a new one.",
             param="messages",
         )
         self.num_prompt_tokens = num_prompt_tokens

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inference.engine_checks import check_request
+from inference.engine_checks import check_request, prompt_too_long
 from inference.errors import InvalidPrompt
 from inference.grammar.compiler import GrammarCompiler
 from inference.grammar.matcher import Grammar
@@ -18,7 +18,7 @@ from inference.request import Request, RequestClass
 from inference.sampling_params import SamplingParams
 from inference.text.chat_template import ChatTemplate
 from inference.text.detokenizer import Detokenizer
-from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer import TextTooLong, Tokenizer
 from inference.text_stream import GeneratingEngine, TextStream
 
 # Messages, a text, or token ids.
@@ -199,23 +199,19 @@ class TextGenerator:
         answer_start: str,
         **template: Any,
     ) -> PreparedPrompt:
-        num_public, begins_answer = 0, False
-        if isinstance(prompt, str):
-            token_ids = self._tokenizer.encode_prompt(prompt)
-        elif prompt and all(isinstance(message, Mapping) for message in prompt):
-            rendered = self._chat_template.encode(
-                prompt,  # type: ignore[arg-type]
-                **template,
-            )
-            token_ids, num_public = rendered.token_ids, rendered.num_public_prefix_tokens
+        max_len = self._engine.max_len
+        begins_answer = False
+        try:
+            token_ids, num_public = self._encode(prompt, max_len, template)
+        except TextTooLong as exc:
+            info = self._engine.info
+            raise prompt_too_long(exc.num_tokens, info, max_len, at_least=True) from exc
+        if prompt and isinstance(prompt[0], Mapping):
             begins_answer = not (answer_start or template["continue_final_message"])
-        else:
-            token_ids = _checked_ids(prompt)
         if answer_start:
             token_ids = [*token_ids, *self._tokenizer.encode(answer_start, allow_special=True)]
         if not token_ids:
             raise InvalidPrompt("The prompt is empty; it needs at least one token.", param="prompt")
-        max_len = self._engine.max_len
         probe = Request(
             request_id="", prompt_token_ids=token_ids, params=params, owner="", cache_scope=""
         )
@@ -223,6 +219,21 @@ class TextGenerator:
         room = max_len - len(token_ids)
         max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return PreparedPrompt(token_ids, max_new_tokens, num_public, begins_answer)
+
+    def _encode(
+        self, prompt: Prompt, max_len: int, template: Mapping[str, Any]
+    ) -> tuple[list[int], int]:
+        """Its ids, and how many of them are the server's own. Raises TextTooLong."""
+        if isinstance(prompt, str):
+            return self._tokenizer.encode_prompt(prompt, most_tokens=max_len), 0
+        if prompt and all(isinstance(message, Mapping) for message in prompt):
+            rendered = self._chat_template.encode(
+                prompt,  # type: ignore[arg-type]
+                **template,
+                most_tokens=max_len,
+            )
+            return rendered.token_ids, rendered.num_public_prefix_tokens
+        return _checked_ids(prompt), 0
 
 
 def _checked_ids(prompt: Sequence[Any]) -> list[int]:

@@ -88,6 +88,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        most_tokens: int | None = None,
     ) -> RenderedPrompt:
         """Token ids of a conversation, ready for the model's answer.
 
@@ -100,15 +101,17 @@ class ChatTemplate:
                 then may be anybody's turn.
             continue_final_message: the last message, the assistant's, is left open and the answer
                 goes on from its last character; nothing begins an answer then.
+            most_tokens: how many are of use.
 
         Raises:
+            TextTooLong: it has far more than `most_tokens`.
             InvalidPrompt: no messages, an unknown role or content, or the template refuses.
         """
         plain = _with_server_prompt(_plain_messages(messages), server_prompt)
         if continue_final_message:
             _check_continues(plain)
         token_ids = self._render(
-            plain, tools, options, add_generation_prompt, continue_final_message
+            plain, tools, options, add_generation_prompt, continue_final_message, most_tokens
         )
         num_public = 0
         if not tools and not options:
@@ -146,6 +149,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        most_tokens: int | None = None,
     ) -> list[int]:
         if self._template is None:
             raise InvalidPrompt(
@@ -182,7 +186,10 @@ class ChatTemplate:
             ) from exc
         if continue_final_message:
             text = _up_to_end_mark(text)
-        return self._with_one_bos(self._tokenizer.encode_masked(text, self._masker.unmask))
+        unmask = self._masker.unmask
+        return self._with_one_bos(
+            self._tokenizer.encode_masked(text, unmask, most_tokens=most_tokens)
+        )
 
     def _wrapped(self, message: Message) -> dict[str, Any]:
         # A role is one of ROLES, so it may take part in a marker; nothing else may.

@@ -24,6 +24,9 @@ END_MARK = "\U0010fffc"
 MASK_BASE = 0x10F800
 _RESERVED = re.compile(f"[{chr(MASK_BASE)}-{GUARD}]")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Texts of more characters for each token that may be are counted piece by piece first.
+_LIKELY_CHARS = 16
+_LEAST_PIECE = 4096
 _CONTROL_LOOK = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 
 
@@ -35,6 +38,14 @@ def without_reserved(text: str) -> str:
 def without_surrogates(text: str) -> str:
     """JSON can carry lone surrogates, which are no characters; each becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class TextTooLong(Exception):
+    """A text of far more tokens than are allowed: the first `num_tokens` of them were counted."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +116,27 @@ class Tokenizer:
         text = without_reserved(without_surrogates(text))
         return self.encode_masked(text) if allow_special else self._encode_plain(text)
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """A whole raw prompt: plain text behind what the model wants in front (its BOS, if any)."""
+    def encode_prompt(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+        """A whole raw prompt: plain text behind what the model wants in front (its BOS, if any).
+
+        Raises TextTooLong early where it has far more than `most_tokens`.
+        """
+        self._check_length(text, most_tokens)
         return [*self.prefix_ids, *self.encode(text)]
 
-    def encode_masked(self, text: str, unmask: Mapping[int, int] | None = None) -> list[int]:
+    def encode_masked(
+        self,
+        text: str,
+        unmask: Mapping[int, int] | None = None,
+        *,
+        most_tokens: int | None = None,
+    ) -> list[int]:
         """Trusted text with untrusted parts in it, whose characters at risk are masked.
 
-        `unmask` translates the masks back, after the markers have been found.
+        `unmask` translates the masks back, after the markers have been found. Raises TextTooLong
+        early where it has far more than `most_tokens`.
         """
+        self._check_length(text, most_tokens, unmask)
         pieces: list[str] = []
         found: list[int] = []
         position = 0
@@ -160,6 +183,21 @@ class Tokenizer:
         if self._marker_ids.isdisjoint(token_ids):
             return token_ids
         return self._spelled_out(token_ids)
+
+    def _check_length(
+        self, text: str, most_tokens: int | None, unmask: Mapping[int, int] | None = None
+    ) -> None:
+        """Encoding takes a hundred times a text's own memory, so not before it may fit.
+
+        Where a piece is cut a word may have a token more; at twice the limit nothing is in doubt.
+        """
+        if most_tokens is None or len(text) <= _LIKELY_CHARS * max(most_tokens, _LEAST_PIECE):
+            return
+        step, num_tokens = 2 * max(most_tokens, _LEAST_PIECE), 0
+        for at in range(0, len(text), step):
+            num_tokens += len(self.encode(text[at : at + step].translate(unmask or {})))
+            if num_tokens > 2 * max(most_tokens, _LEAST_PIECE):
+                raise TextTooLong(num_tokens)
 
     def _spelled_out(self, token_ids: Sequence[int]) -> list[int]:
         """Some vocabularies hold control tokens as plain pieces too; write those in letters."""

@@ -114,6 +114,18 @@ async def test_a11_limits_of_a_prompt_are_exact(serving: Serving, max_tokens: in
     assert last.num_prompt_tokens == MAX_LEN - 1
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+async def test_a11_a_hopeless_prompt_is_refused_before_all_of_it_is_encoded(
+    serving: Serving, is_chat: bool
+) -> None:
+    text = "x" * 3_000_000
+    prompt = [{"role": "user", "content": text}] if is_chat else text
+    with pytest.raises(PromptTooLong, match="more than") as caught:
+        await serving.generator.prepare(prompt, SamplingParams())
+    assert MAX_LEN < caught.value.num_prompt_tokens < len(text) / 10
+    assert caught.value.limit_tokens == MAX_LEN - 1
+
+
 @pytest.mark.parametrize("max_tokens", [0, -1, 1.5, True])
 async def test_a11_absurd_max_tokens_are_refused(serving: Serving, max_tokens: Any) -> None:
     with pytest.raises(InvalidSamplingParams) as caught:

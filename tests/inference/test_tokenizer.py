@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 
 from inference.errors import ModelLoadError
-from inference.text.tokenizer import GUARD, MASK_BASE, Tokenizer
+from inference.text import tokenizer as tokenizer_module
+from inference.text.tokenizer import GUARD, MASK_BASE, TextTooLong, Tokenizer
 from inference.weights.gguf_tokenizer import build_tokenizer
 from tests.inference.text_models import (
     CONTROL,
@@ -173,3 +175,43 @@ def test_a_broken_file_is_refused_with_its_name(content: str, tmp_path: Path) ->
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         Tokenizer.from_dir(tmp_path)
+
+
+class CountingLibrary:
+    """The library, and how much text it was given at a time."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.num_chars: list[int] = []
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.num_chars += [len(text) for text in texts]
+        return self._library.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("text", ["😀", "世界", "!?", "1", "\n\t "])
+def test_a_text_of_far_too_many_tokens_is_never_encoded_whole(text: str) -> None:
+    """Encoding takes a hundred times a text's own memory: 12 bodies of 8 MB took 5 GB."""
+    tokenizer = make_tokenizer(byte_level_metadata())
+    library = tokenizer._library = CountingLibrary(tokenizer._library)  # type: ignore[assignment]
+    for encode in (tokenizer.encode_prompt, tokenizer.encode_masked):
+        library.num_chars.clear()
+        with pytest.raises(TextTooLong) as caught:
+            encode(text * 1_000_000, most_tokens=8192)
+        assert caught.value.num_tokens > 8192
+        assert sum(library.num_chars) < 100_000
+
+
+def test_a_long_text_that_just_fits_is_encoded_whole(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_LIKELY_CHARS", 0)
+    text = "x" * 300_000
+    expected = byte_level.encode(text)
+    num = len(expected)
+    assert byte_level.encode_prompt(text, most_tokens=num) == expected
+    # A mask is no letter of its own: it would count as three.
+    masked = byte_level.encode_masked(
+        chr(MASK_BASE) * len(text), {MASK_BASE: ord("x")}, most_tokens=num
+    )
+    assert masked == expected
