@@ -58,7 +58,7 @@ def ensure_library(cache_dir: Path = DEFAULT_CACHE_DIR) -> Path:
     if compiler is None:
         raise BuildFailed("there is no C++ compiler (g++ or clang++) on this machine")
     started = time.monotonic()
-    logger.info("Compiling the native CPU kernels with %s; this happens once.", compiler)
+    logger.info("Compiling the native CPU kernels with %s (takes minutes, once).", compiler)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         (cache_dir / ".gitignore").write_text("*\n", encoding="utf-8")

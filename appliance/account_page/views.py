@@ -117,6 +117,7 @@ def _page(
         "new_key": new_key,
         "secret": secret,
         "api_url": request.build_absolute_uri("/v1"),
+        "root_url": request.build_absolute_uri("/").rstrip("/"),
         "admin_names": admin_names(),
     }
     status = 400 if form.errors else 200

@@ -115,7 +115,7 @@ class ApplianceServer:
 
     async def _until_ready(self) -> bool:
         """Say how loading goes. False when it failed or the server was asked to stop."""
-        said = ""
+        said: set[str] = set()
         while not self._stop_asked.is_set():
             state = self._backend.state()
             if state["state"] == "dead":
@@ -132,9 +132,10 @@ class ApplianceServer:
                 self._say(f"ready: {self._url}")
                 return True
             progress, doing = state.get("progress") or (0.0, "")
-            if doing and doing != said:
+            # Each once: between the engine's last step and "ready" the first is told again.
+            if doing and doing not in said:
                 self._say(f"loading: {doing} ({progress:.0%})")
-                said = doing
+                said.add(doing)
             await self._wait_for_stop(_LOOK_EVERY_S)
         return False
 

@@ -57,6 +57,12 @@ def test_c06_a_new_key_is_shown_once_and_works(bobs: Client) -> None:
     assert key.prefix in later
 
 
+def test_the_page_says_which_address_each_kind_of_client_takes(bobs: Client) -> None:
+    page = bobs.get("/account/").content.decode()
+    assert '<code id="api-url">http://testserver/v1</code>' in page
+    assert "Ollama's clients get <code>http://testserver</code>" in page
+
+
 def test_a_key_without_end_and_a_key_with_wrong_fields(bobs: Client) -> None:
     bobs.post("/account/keys/", {"name": "report", "scopes": "chat", "expires": ""})
     assert ApiKey.objects.get().expires_at is None
