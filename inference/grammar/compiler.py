@@ -28,6 +28,8 @@ _NUM_THREADS = 2
 _MAX_PENDING = 64
 # Processor time of compiling; most schemas take a few milliseconds.
 _MAX_COMPILE_S = 0.5
+# In JSON the fourth is inside of the first key.
+_TRIED_TOKENS = 4
 # How long a caller waits, on a machine that has other things to do as well.
 _MAX_WAIT_S = 10.0
 # Models drift into white space where a grammar lets them: a line break and an indent is enough.
@@ -122,7 +124,7 @@ class GrammarCompiler:
             matcher = llguidance.LLMatcher(
                 library, _source(constraint), log_level=0, limits=_LIMITS
             )
-            self._try_out(constraint, matcher)
+            self._try_out(matcher)
         except (ValueError, MatcherFailed) as exc:
             raise constraint.refused(
                 f"holds a {constraint.word} that cannot be followed: {_short(str(exc))}"
@@ -140,15 +142,26 @@ class GrammarCompiler:
         """Prepare the vocabulary in the background, which takes up to a second."""
         self._threads().submit(self._loaded)
 
-    def _try_out(self, constraint: Constraint, matcher: llguidance.LLMatcher) -> None:
-        """The first token's mask: it shows what can never be fulfilled, and what costs too much."""
+    def _try_out(self, matcher: llguidance.LLMatcher) -> None:
+        """The first tokens of two answers: what costs too much or can never be fulfilled shows.
+
+        What shows only once an answer is begun is a failure of the server to its caller. The ends
+        of the vocabulary differ most: single letters here, the longest tokens there.
+        """
         if matcher.is_error():
             raise MatcherFailed(matcher.get_error())
-        probe = TokenMatcher(matcher.deep_copy(), self._loaded().vocab_size)
-        mask = np.zeros(probe.num_words, np.int32)
-        probe.fill([], mask)
-        if not mask.any():
-            raise MatcherFailed("no answer fulfils it")
+        for end in (0, -1):
+            probe = TokenMatcher(matcher.deep_copy(), self._loaded().vocab_size)
+            mask = np.zeros(probe.num_words, np.int32)
+            taken: list[int] = []
+            while len(taken) < _TRIED_TOKENS:
+                probe.fill(taken, mask)
+                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+                if not allowed.size:
+                    raise MatcherFailed("no answer fulfils it")
+                taken.append(int(allowed[end]))
+                if probe.accept(taken[-1]):
+                    break
 
     def _known(self, constraint: Constraint) -> CompiledGrammar | None:
         with self._lock:

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from inference.errors import InvalidConstraint, QueueFull
 from inference.generator import TextGenerator
 from inference.grammar import compiler as compiler_module
 from inference.grammar import matcher as matcher_module
+from inference.grammar.compiler import GrammarCompiler
 from inference.grammar.constraint import Constraint
 from inference.outputs import GenerationFinished, TextDelta
 from inference.request import FinishReason
 from inference.sampling_params import SamplingParams
 from inference.text.chat_template import ChatTemplate
+from inference.text.tokenizer import Tokenizer
 from tests.inference.helpers import fake_config
 from tests.inference.structured import (
     COMPILER,
@@ -321,9 +324,21 @@ def test_a_bad_schema_is_refused_by_name_and_at_once_a23(name: str) -> None:
     assert len(str(refused.value)) < 500
 
 
+def test_what_costs_too_much_once_it_is_begun_is_refused_before_a23(
+    bundled_model_dir: Path,
+) -> None:
+    tokenizer = Tokenizer.from_dir(bundled_model_dir)
+    compiler = GrammarCompiler(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=[2])
+    keys = {f"p{n}": {"type": "integer"} for n in range(3000)}
+    with pytest.raises(InvalidConstraint, match="cannot be followed"):
+        compiler.compile_now(schema({"type": "object", "properties": keys}))
+    for served in (schema(PERSON), Constraint("regex", "(ab|cd){1,9}"), Constraint("json_object")):
+        assert compiler.compile_now(served)
+
+
 def test_what_took_too_long_to_compile_is_refused_a23(monkeypatch) -> None:
-    """How long a billion repeats take is the machine's; what is done then is not."""
-    repeats = schema({"type": "string", "pattern": "^((a{1000}){1000}){1000}$"})
+    """How long many repeats take is the machine's; what is done then is not."""
+    repeats = schema({"type": "string", "pattern": "^((a{9}){9}){9}$"})
     monkeypatch.setattr(compiler_module, "_MAX_COMPILE_S", 0.0)
     with pytest.raises(InvalidConstraint, match="takes too long to compile"):
         COMPILER.compile_now(repeats)
