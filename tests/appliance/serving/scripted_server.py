@@ -38,7 +38,10 @@ class LivingBackend(FakeBackend):
         self.release()
 
     def state(self):
-        return {**super().state(), "state": self.mode, "progress": (0.5, "reading weights")}
+        progress = (0.5, "reading weights")
+        if _there("next") and not _there("back"):
+            progress = (0.9, "warming up")
+        return {**super().state(), "state": self.mode, "progress": progress}
 
     async def stop(self, grace_s: float) -> None:
         self.mode = "draining"
@@ -51,8 +54,12 @@ class LivingBackend(FakeBackend):
         self.release()
 
 
+def _there(name: str) -> bool:
+    return (Path(settings.DATA_DIR) / name).exists()
+
+
 async def appears(name: str) -> None:
-    while not (Path(settings.DATA_DIR) / name).exists():
+    while not _there(name):
         await asyncio.sleep(0.01)
 
 
