@@ -1,10 +1,17 @@
-"""D06: a worker never outlives its server, not even one that was killed while it started."""
+"""D06: a worker never outlives its server, not even one that was killed while it started; and it
+starts on what a full disk left (D12)."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from appliance.serving.broker_files import broker_mend
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,3 +29,38 @@ def test_a_worker_whose_server_is_gone_ends(tmp_path: Path) -> None:
     )
     # An orderly end or the signal itself: it never waits for a server that is not there.
     assert worker.returncode in (0, -signal.SIGTERM), worker.stderr
+
+
+@pytest.mark.parametrize("torn", [b"", b'[["celery", "", "cel', b"\xff"])
+def test_only_a_broken_table_of_the_broker_is_removed_d12(torn: bytes, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.exchange", tmp_path / "celery.exchange"
+    whole.write_text('[["celery", "", "celery"]]')
+    broken.write_bytes(torn)
+    broker_mend(tmp_path)
+    assert (whole.exists(), broken.exists()) == (True, False)
+    broker_mend(tmp_path / "there is none")
+
+
+def test_a_worker_starts_on_a_broker_that_a_full_disk_left_torn_d12(tmp_path: Path) -> None:
+    table = tmp_path / "broker" / "control" / "celery.exchange"
+    table.parent.mkdir(parents=True)
+    table.write_bytes(b"")
+    worker = subprocess.Popen(
+        [sys.executable, "manage.py", "worker", "--parent", str(os.getpid())],
+        cwd=ROOT,
+        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+    ends_at = time.monotonic() + 60
+    while worker.poll() is None and not _is_whole(table) and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    worker.terminate()
+    said = worker.communicate(timeout=60)[1]
+    assert _is_whole(table), said
+
+
+def _is_whole(table: Path) -> bool:
+    try:
+        return bool(json.loads(table.read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return False

@@ -3,12 +3,15 @@ import signal
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from celery.platforms import SecurityWarning
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
 from appliance.celery import app
+from appliance.serving.broker_files import broker_mend
 
 _LOOK_EVERY_S = 1.0
 
@@ -30,6 +33,9 @@ class Command(BaseCommand):
         threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
         # In a container root is the usual user; messages are JSON only, never pickles.
         warnings.simplefilter("ignore", SecurityWarning)
+        # Redis has none.
+        if options := getattr(settings, "CELERY_BROKER_TRANSPORT_OPTIONS", None):
+            broker_mend(Path(options["control_folder"]))
         app.worker_main(
             [
                 *(
