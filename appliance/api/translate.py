@@ -314,8 +314,12 @@ def _per_choice(
     options = replace(options, logprobs=logprobs)
     if options.seed is None or num_choices == 1:
         return [options] * num_choices
-    if not -_MAX_SEED <= options.seed <= _MAX_SEED - num_choices:
-        raise BadRequest(f"seed is {options.seed}, too large with n.", param="seed")
+    if options.seed + num_choices - 1 > _MAX_SEED:
+        raise BadRequest(
+            f"seed is {options.seed}; with n={num_choices} at most {_MAX_SEED - num_choices + 1} is "
+            "allowed, as each choice takes the next.",
+            param="seed",
+        )
     return [replace(options, seed=options.seed + at) for at in range(num_choices)]
 
 

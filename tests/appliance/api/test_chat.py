@@ -126,6 +126,14 @@ async def test_b02_several_choices_each_have_one_role_and_one_end(
     assert [request.options.seed for request in backend.requests] == [7, 8, 9]
 
 
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 2])
+async def test_b02_the_first_and_the_last_seed_go_with_two_choices(
+    caller: Caller, backend: FakeBackend, seed: int
+) -> None:
+    assert (await caller.chat(n=2, seed=seed)).status == 200
+    assert [request.options.seed for request in backend.requests] == [seed, seed + 1]
+
+
 async def test_b02_choices_that_end_apart_each_end_once_and_usage_adds_them_up(
     caller: Caller, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

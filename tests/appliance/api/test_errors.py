@@ -89,6 +89,7 @@ async def test_c22_only_application_json_is_taken(caller: Caller, content_type: 
         ({"n": 0}, "n"),
         ({"n": 5_000_000}, "n"),
         ({"n": 2, "seed": 2**63}, "seed"),
+        ({"n": 2, "seed": 2**63 - 1}, "seed"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
