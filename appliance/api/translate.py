@@ -316,8 +316,8 @@ def _per_choice(
         return [options] * num_choices
     if options.seed + num_choices - 1 > _MAX_SEED:
         raise BadRequest(
-            f"seed is {options.seed}; with n={num_choices} at most {_MAX_SEED - num_choices + 1} is "
-            "allowed, as each choice takes the next.",
+            f"seed is {options.seed}; with n={num_choices} at most {_MAX_SEED - num_choices + 1} "
+            "is allowed, as each choice takes the next.",
             param="seed",
         )
     return [replace(options, seed=options.seed + at) for at in range(num_choices)]
