@@ -16,13 +16,23 @@ from appliance.serving.broker_files import broker_mend
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def embedded(data_dir: Path) -> dict[str, str]:
+    """Settings of a worker that keeps all it has in one folder, whatever this run's own are."""
+    return {
+        **os.environ,
+        "APPLIANCE_DATA_DIR": str(data_dir),
+        "DATABASE_URL": "",
+        "REDIS_URL": "",
+    }
+
+
 def test_a_worker_whose_server_is_gone_ends(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     worker = subprocess.run(
         [sys.executable, "manage.py", "worker", "--parent", str(gone.pid)],
         cwd=ROOT,
-        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path)},
+        env=embedded(tmp_path),
         capture_output=True,
         timeout=60,
         check=False,
@@ -48,7 +58,7 @@ def test_a_worker_starts_on_a_broker_that_a_full_disk_left_torn_d12(tmp_path: Pa
     worker = subprocess.Popen(
         [sys.executable, "manage.py", "worker", "--parent", str(os.getpid())],
         cwd=ROOT,
-        env={**os.environ, "APPLIANCE_DATA_DIR": str(tmp_path)},
+        env=embedded(tmp_path),
         stderr=subprocess.PIPE,
     )
     ends_at = time.monotonic() + 60
