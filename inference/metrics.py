@@ -106,7 +106,7 @@ class Metrics:
 
     def on_ended(self, request: Request) -> None:
         self._last_token_s.pop(request.request_id, None)
-        if request.finish_reason is FinishReason.ERROR:
+        if request.finish_reason in (FinishReason.ERROR, FinishReason.REFUSED):
             self.totals["requests_failed"] += 1
         elif request.finish_reason is FinishReason.ABORT:
             self.totals["requests_aborted"] += 1

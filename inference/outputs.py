@@ -66,6 +66,8 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
     # Set when this row alone could not be sampled (for example NaN logits); token_id is then -1.
     error: str | None = None
+    # The error is of what the caller asked for, not of the server.
+    is_refusal: bool = False
     # The answer is complete with this token: the grammar that it is held to ends here.
     ends: bool = False
 

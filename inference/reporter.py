@@ -18,7 +18,11 @@ from inference.streams import StreamBook
 
 # Events that could come by the hundred are told at most this often, with their number.
 _REPEATED_EVERY_S = 1.0
-_KINDS = {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}
+_KINDS = {
+    FinishReason.ABORT: "aborted",
+    FinishReason.ERROR: "failed",
+    FinishReason.REFUSED: "failed",
+}
 
 
 class Reporter:

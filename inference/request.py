@@ -29,6 +29,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    # What was asked for turned out to be more than the server does; the detail says what.
+    REFUSED = "refused"
 
 
 _LEGAL: Mapping[RequestStatus, frozenset[RequestStatus]] = {

@@ -224,7 +224,8 @@ class Scheduler:
             if sampled is None:
                 progress.append((request, None))
             elif end is None and sampled.error is not None:
-                end = (FinishReason.ERROR, sampled.error)
+                reason = FinishReason.REFUSED if sampled.is_refusal else FinishReason.ERROR
+                end = (reason, sampled.error)
             elif end is None:
                 end = self._take_token(run, sampled, now_s, progress)
             if end is not None:

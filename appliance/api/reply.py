@@ -15,6 +15,7 @@ from appliance.api_keys.services import api_key_is_live
 from appliance.brief_log import OnceAMinute
 from appliance.errors import (
     ApplianceError,
+    BadRequest,
     EngineUnavailable,
     GenerationFailed,
     NotAuthenticated,
@@ -238,6 +239,8 @@ def _broken(event: Finished) -> ApplianceError:
     is_away = event.error_code == EngineUnavailable.code or not gateway_is_admitting()
     if event.finish_reason == "abort" or is_away:
         return EngineUnavailable(event.error or "This answer was stopped on the server.")
+    if event.error_code == BadRequest.code and event.error:
+        return BadRequest(event.error)
     return GenerationFailed(event.error or "The server failed during this answer.")
 
 

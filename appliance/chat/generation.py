@@ -20,7 +20,7 @@ from appliance.chat.models import MessageState
 from appliance.chat.protocol import GenerationError, ServerMessage
 from appliance.chat.selectors import conversation_data, message_data, quota_data
 from appliance.chat.sockets import sockets
-from appliance.errors import ApplianceError, GenerationFailed
+from appliance.errors import ApplianceError, EngineUnavailable, GenerationFailed
 from appliance.serving.booking import STORAGE_FAULTS, in_db_thread, storage_unavailable
 from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.services import Generation as TokenSource
@@ -298,7 +298,7 @@ class Generation:
             (state, error), reason = self._ended_as, "abort"
         elif finished is not None and finished.finish_reason == "abort":
             state, error, reason = MessageState.INTERRUPTED, finished.error or ENDED_TEXT, "abort"
-        elif finished is not None and finished.error_code and not gateway_is_admitting():
+        elif finished is not None and _is_not_begun(finished):
             # The words stay in the chat: by then the server is no longer stopping.
             state, error = MessageState.INTERRUPTED, NOT_BEGUN_TEXT
         elif finished is not None:
@@ -399,3 +399,8 @@ class Generation:
             }
         )
         return upto
+
+
+def _is_not_begun(finished: Finished) -> bool:
+    """The server stopped before anything of it was computed."""
+    return finished.error_code == EngineUnavailable.code and not gateway_is_admitting()

@@ -96,7 +96,11 @@ def generation_event(event: TextEvent) -> GenerationEvent:
     if isinstance(event, TextDelta):
         logprobs = tuple((e.token, e.token_bytes, e.logprob, tuple(e.top)) for e in event.logprobs)
         return Delta(event.text, event.num_tokens, logprobs)
-    reason = event.finish_reason.value
+    reason, code = event.finish_reason.value, None
+    if reason == "refused":
+        reason, code = "error", BadRequest.code
+    elif reason == "error" and not event.has_started:
+        code = EngineUnavailable.code
     return Finished(
         finish_reason=reason,
         # A prompt that was never read is not charged.
@@ -109,7 +113,7 @@ def generation_event(event: TextEvent) -> GenerationEvent:
         # For an abort: the words of who ended it, if there are any.
         error=event.detail if reason in ("error", "abort") else None,
         stop=event.detail if reason == "stop" else None,
-        error_code="engine_unavailable" if reason == "error" and not event.has_started else None,
+        error_code=code,
     )
 
 

@@ -13,7 +13,7 @@ GenerationClass = Literal["interactive", "api", "background"]
 # How the loaded model writes calls of tools; "" when its template knows no tools.
 ToolFormat = Literal["hermes", "llama3", "mistral", ""]
 FinishReason = Literal["stop", "length", "abort", "error"]
-ErrorCode = Literal["engine_unavailable"]
+ErrorCode = Literal["engine_unavailable", "invalid_request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,8 @@ class Finished:
     """The last event, exactly once. `error` is set (text for people) when the reason is "error".
 
     `error_code` is "engine_unavailable" for a request that was refused before anything of it was
-    computed: the same request may succeed later, or on another server.
+    computed: the same request may succeed later, or on another server; "invalid_request" for one
+    that showed only while it ran to ask for too much.
     """
 
     finish_reason: FinishReason

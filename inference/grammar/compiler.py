@@ -3,6 +3,9 @@
 Compiling happens on threads of its own: neither the engine nor a socket waits for it, and a bad
 schema is refused before anything is queued. Three bounds hold: size and nesting of the source
 (`Constraint.check`), the library's own limits, and processor time.
+
+A lexer grows while answers follow it and never recovers from a limit, and copies of a matcher share
+one. So every request gets a lexer of its own: what one answer costs is never another's failure.
 """
 
 import asyncio
@@ -15,37 +18,43 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
-import numpy as np
 
 from inference.errors import QueueFull
 from inference.grammar.constraint import Constraint
-from inference.grammar.matcher import MatcherFailed, TokenMatcher
+from inference.grammar.matcher import MatcherFailed, TokenMatcher, plain
 from inference.grammar.pieces import lark_of
+from inference.grammar.trial import patterns_of, try_out
 from inference.text.tokenizer import Tokenizer
 
-_MAX_CACHED = 32
+_MAX_KNOWN = 256
 _NUM_THREADS = 2
-_MAX_PENDING = 64
-# Processor time of compiling; most schemas take a few milliseconds.
+_MAX_PENDING = 256
+# Processor time of compiling and trying out; most schemas take a few milliseconds.
 _MAX_COMPILE_S = 0.5
-# In JSON the fourth is inside of the first key.
-_TRIED_TOKENS = 4
 # How long a caller waits, on a machine that has other things to do as well.
 _MAX_WAIT_S = 10.0
 # Models drift into white space where a grammar lets them: a line break and an indent is enough.
 _WHITE_SPACE = r"(\r?\n[ \t]{0,20}|[ \t]{1,20})"
-_LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,
-    step_max_items=50_000,
-    max_lexer_states=20_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
+
+
+def _limits(step_lexer_fuel: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=step_lexer_fuel,
+        step_max_items=50_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+# A step of answers may cost twice what one of the trial may: what passes it has room.
+_TRIAL_LIMITS = _limits(300_000)
+_LIMITS = _limits(600_000)
 
 
 class CompiledGrammar:
-    """See `matcher.Grammar`. Immutable."""
+    """See `matcher.Grammar`. Of one request, whose choices share its lexer."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -83,7 +92,8 @@ class GrammarCompiler:
         self._eos_token_ids = [n for n in eos_token_ids if n < tokenizer.vocab_size]
         self._lock = threading.Lock()
         self._library: llguidance.LLTokenizer | None = None
-        self._cache: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
+        # Those that were tried out and found good, the one asked for longest ago first.
+        self._known: OrderedDict[Constraint, None] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
         self._num_pending = 0
 
@@ -94,9 +104,6 @@ class GrammarCompiler:
             QueueFull: too many others are being compiled.
         """
         constraint.check()
-        known = self._known(constraint)
-        if known is not None:
-            return known
         if self._num_pending >= _MAX_PENDING:
             raise QueueFull(
                 "The server is busy: too many schemas wait to be read. Try again in a second.",
@@ -115,60 +122,57 @@ class GrammarCompiler:
     def compile_now(self, constraint: Constraint) -> CompiledGrammar:
         """`compile` on the calling thread."""
         constraint.check()
-        known = self._known(constraint)
-        if known is not None:
-            return known
-        library = self._loaded()
-        started = time.thread_time()
+        self._loaded()
         try:
-            matcher = llguidance.LLMatcher(
-                library, _source(constraint), log_level=0, limits=_LIMITS
-            )
-            self._try_out(matcher)
+            if not self._is_known(constraint):
+                self._try_out(constraint)
+            grammar = self._compiled(constraint, _LIMITS)
         except (ValueError, MatcherFailed) as exc:
-            raise constraint.refused(
-                f"holds a {constraint.word} that cannot be followed: {_short(str(exc))}"
-            ) from exc
-        if time.thread_time() - started > _MAX_COMPILE_S:
-            raise constraint.refused(f"holds a {constraint.word} that takes too long to compile")
-        grammar = CompiledGrammar(matcher, library.vocab_size)
+            why = f"holds a {constraint.word} that cannot be followed: {plain(str(exc))}"
+            raise constraint.refused(why) from exc
         with self._lock:
-            self._cache[constraint] = grammar
-            if len(self._cache) > _MAX_CACHED:
-                self._cache.popitem(last=False)
+            self._known[constraint] = None
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
         return grammar
 
     def warm_up(self) -> None:
         """Prepare the vocabulary in the background, which takes up to a second."""
         self._threads().submit(self._loaded)
 
-    def _try_out(self, matcher: llguidance.LLMatcher) -> None:
-        """The first tokens of two answers: what costs too much or can never be fulfilled shows.
-
-        What shows only once an answer is begun is a failure of the server to its caller. The ends
-        of the vocabulary differ most: single letters here, the longest tokens there.
+    def _try_out(self, constraint: Constraint) -> None:
         """
+        Raises:
+            MatcherFailed, ValueError: it is not valid, or costs too much to follow.
+            InvalidConstraint: finding that out takes too long.
+        """
+        started = time.thread_time()
+        try_out(self._compiled(constraint, _TRIAL_LIMITS).new_matcher)
+        # Each by itself too: a trial of the whole hardly gets past its first free text.
+        for pattern in patterns_of(constraint):
+            if time.thread_time() - started > _MAX_COMPILE_S:
+                break
+            form = {"type": "string", "pattern": pattern}
+            alone = Constraint.of_json("json_schema", form, is_lenient=True)
+            try_out(self._compiled(alone, _TRIAL_LIMITS).new_matcher)
+        if time.thread_time() - started > _MAX_COMPILE_S:
+            raise constraint.refused(f"holds a {constraint.word} that takes too long to compile")
+
+    def _compiled(
+        self, constraint: Constraint, limits: llguidance.LLParserLimits
+    ) -> CompiledGrammar:
+        library = self._loaded()
+        matcher = llguidance.LLMatcher(library, _source(constraint), log_level=0, limits=limits)
         if matcher.is_error():
             raise MatcherFailed(matcher.get_error())
-        for end in (0, -1):
-            probe = TokenMatcher(matcher.deep_copy(), self._loaded().vocab_size)
-            mask = np.zeros(probe.num_words, np.int32)
-            taken: list[int] = []
-            while len(taken) < _TRIED_TOKENS:
-                probe.fill(taken, mask)
-                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-                if not allowed.size:
-                    raise MatcherFailed("no answer fulfils it")
-                taken.append(int(allowed[end]))
-                if probe.accept(taken[-1]):
-                    break
+        return CompiledGrammar(matcher, library.vocab_size)
 
-    def _known(self, constraint: Constraint) -> CompiledGrammar | None:
+    def _is_known(self, constraint: Constraint) -> bool:
         with self._lock:
-            grammar = self._cache.get(constraint)
-            if grammar is not None:
-                self._cache.move_to_end(constraint)
-            return grammar
+            if constraint not in self._known:
+                return False
+            self._known.move_to_end(constraint)
+            return True
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -216,10 +220,3 @@ def _json_options(is_lenient: bool) -> dict[str, Any]:
         "whitespace_pattern": _WHITE_SPACE,
         "lenient": is_lenient,
     }
-
-
-def _short(error: str) -> str:
-    text = error.strip().split("<non-verbose/>")[0]
-    if "NoExtension" in text:
-        return "no answer fulfils it"
-    return " ".join(text.split())[:300].rstrip(".") or "it is not valid"

@@ -51,12 +51,16 @@ def accept_tokens(
     """Tell the grammars what was sampled, and mark the rows that end or fail with it, in place."""
     for row, matcher in matchers.items():
         if row in failures:
-            outputs[row] = TokenOutput(-1, error=failures[row])
+            outputs[row] = _refusal(failures[row])
         elif outputs[row].error is None:
             try:
                 outputs[row].ends = matcher.accept(outputs[row].token_id)
             except MatcherFailed as exc:
-                outputs[row] = TokenOutput(-1, error=_not_followed(exc))
+                outputs[row] = _refusal(_not_followed(exc))
+
+
+def _refusal(why: str) -> TokenOutput:
+    return TokenOutput(-1, error=why, is_refusal=True)
 
 
 def _not_followed(failure: MatcherFailed) -> str:

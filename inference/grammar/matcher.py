@@ -56,7 +56,7 @@ class TokenMatcher:
         started = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            raise MatcherFailed(_plain(self._matcher.get_error()))
+            raise MatcherFailed(plain(self._matcher.get_error()))
         if time.thread_time() - started > MAX_MASK_S:
             raise MatcherFailed("working out the next token takes too long")
 
@@ -67,7 +67,7 @@ class TokenMatcher:
             MatcherFailed: see `fill`.
         """
         if not self._matcher.consume_token(token_id):
-            raise MatcherFailed(_plain(self._matcher.get_error()))
+            raise MatcherFailed(plain(self._matcher.get_error()))
         self._num_tokens += 1
         return bool(self._matcher.is_stopped())
 
@@ -80,7 +80,15 @@ class TokenMatcher:
             self.accept(token_id)
 
 
-def _plain(error: str) -> str:
-    """The first line: below it stands the parser's own state."""
-    lines = error.strip().splitlines()
-    return lines[0].rstrip(".") if lines else "the grammar cannot go on"
+def plain(error: str) -> str:
+    """The library's error for people; below its first line stands the parser's own state."""
+    text = error.strip().split("<non-verbose/>")[0]
+    if "NoExtension" in text:
+        return "no answer fulfils it"
+    if "too many" in text.lower():
+        return (
+            "it costs too much, since it can be fulfilled in too many ways at once. Nest fewer "
+            "repetitions, or bound them lower"
+        )
+    lines = text.splitlines()
+    return " ".join(lines[0].split())[:300].rstrip(".") if lines else "it is not valid"

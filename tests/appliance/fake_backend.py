@@ -13,6 +13,7 @@ from appliance.errors import BadRequest, ContextLengthExceeded, EngineUnavailabl
 from appliance.serving.engine_stream import labels_of
 from appliance.serving.types import (
     Delta,
+    ErrorCode,
     Finished,
     GenerationEvent,
     GenerationRequest,
@@ -102,6 +103,7 @@ class FakeStream(ScriptedStream):
             duration_s=0.5,
             error=error,
             stop=backend.stop_found if reason == "stop" else None,
+            error_code=backend.fail_code if error else None,
         )
 
     def _refused(self) -> Finished:
@@ -133,6 +135,8 @@ class FakeBackend:
     queued_ahead: int = 0
     hold_after: int | None = None
     fail_after: int | None = None
+    # What such a failure says that it is.
+    fail_code: ErrorCode | None = None
     # Whether requests end in the queue, as at a stop of the server.
     refuse_waiting: bool = False
     down: bool = False

@@ -121,6 +121,67 @@ def test_a_bad_schema_is_refused_at_once_and_harms_nobody_a23(
     assert reasons[-1] == "length"
 
 
+NESTED = "((a{1,50}){1,50}){1,50}"
+FORMS: dict[str, dict[str, Any]] = {
+    "expression": {"extra_body": {"structured_outputs": {"regex": NESTED}}},
+    "grammar": {"extra_body": {"structured_outputs": {"grammar": f"start: A\nA: /{NESTED}/"}}},
+    "pattern": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "n",
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "text": {"type": "string"},
+                        "code": {"type": "string", "pattern": f"^{NESTED}$"},
+                    },
+                    "required": ["text", "code"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_nested_repetition_is_refused_when_it_is_sent_a23(
+    client: openai.OpenAI, model: str, name: str
+) -> None:
+    asked: Any = {"model": model, "messages": ASK, "max_tokens": 200, **FORMS[name]}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**asked, stream=stream)
+        assert refused.value.code == "invalid_request"
+        assert "too many ways" in refused.value.message
+
+
+def test_what_shows_only_late_to_cost_too_much_is_no_fault_of_the_server_a23(
+    client: openai.OpenAI, model: str
+) -> None:
+    """An answer of many times "aaaa": behind 500 letters their repetition costs more each time."""
+    late = {"structured_outputs": {"regex": "a{600}(b|(a{1,500}){1,500})"}}
+    asked: Any = {
+        "model": model,
+        "messages": ASK,
+        "temperature": 0,
+        "max_tokens": 600,
+        "logit_bias": {"46880": 100},
+        "extra_body": late,
+    }
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked)
+    assert refused.value.code == "invalid_request"
+    assert "too many ways" in refused.value.message
+    with pytest.raises(openai.APIError) as broken:
+        list(client.chat.completions.create(**asked, stream=True))
+    assert broken.value.code == "invalid_request"
+    short = {**asked, "logit_bias": {"65": 100}, "max_tokens": 20}
+    answer = client.chat.completions.create(**short)
+    assert answer.choices[0].finish_reason == "length"
+
+
 def test_ollama_takes_a_schema(server: Server, api_key: str, model: str) -> None:
     body = {"model": model, "messages": ASK, "stream": False, "format": City.model_json_schema()}
     headers = {"Authorization": f"Bearer {api_key}"}

@@ -1,15 +1,18 @@
 """An engine whose model is a heap of random scores, sampled for real: for tests of grammars."""
 
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inference.engine import Engine
 from inference.grammar.compiler import GrammarCompiler
+from inference.grammar.constraint import Constraint
 from inference.outputs import SchedulerOutput, StepOutput
 from inference.request import Request
 from inference.sampler import Sampler
@@ -102,3 +105,47 @@ def run_all(
 
 def text_of(request: Request) -> str:
     return TOKENIZER.decode(request.output_token_ids)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def schema(value: Any, **fields: Any) -> Constraint:
+    return Constraint.of_json("json_schema", value, **fields)
+
+
+def fits(value: Any, form: dict[str, Any]) -> bool:
+    """Whether `value` fulfils a schema of the kinds above."""
+    if "anyOf" in form:
+        return any(fits(value, each) for each in form["anyOf"])
+    if "enum" in form or "const" in form:
+        return value in form.get("enum", [form.get("const")])
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match form["type"]:
+        case "integer":
+            low, high = form.get("minimum", value), form.get("maximum", value)
+            return is_number and value == int(value) and low <= value <= high
+        case "number":
+            return is_number
+        case "boolean":
+            return isinstance(value, bool)
+        case "null":
+            return value is None
+        case "string":
+            is_short = isinstance(value, str) and len(value) <= form.get("maxLength", len(value))
+            return is_short and bool(re.search(form.get("pattern", ""), value))
+        case "array":
+            is_right = isinstance(value, list) and 1 <= len(value) <= form["maxItems"]
+            return is_right and all(fits(each, form["items"]) for each in value)
+        case _:
+            known = form["properties"]
+            return (
+                isinstance(value, dict)
+                and set(form["required"]) <= value.keys() <= known.keys()
+                and all(fits(value[name], known[name]) for name in value)
+            )

@@ -50,6 +50,18 @@ async def test_b08_the_same_failure_of_a_whole_answer_is_500(
     assert (answer.status, body["error"]["code"]) == (500, "generation_failed")
 
 
+async def test_a23_what_shows_late_to_ask_for_too_much_is_the_callers_error(
+    caller: Caller, backend: FakeBackend
+) -> None:
+    backend.fail_after, backend.fail_code = 3, "invalid_request"
+    await check_error(await caller.chat(), 400, "invalid_request")
+    *_, last = await (await caller.chat(stream=True)).events()
+    assert (last["error"]["code"], last["error"]["type"]) == (
+        "invalid_request",
+        "invalid_request_error",
+    )
+
+
 async def test_d08_what_waits_at_a_stop_is_503_and_costs_nothing(
     caller: Caller, backend: FakeBackend, bob: User, caplog: pytest.LogCaptureFixture
 ) -> None:
