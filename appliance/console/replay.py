@@ -77,16 +77,17 @@ def past_requests(rows: Iterable[Row], now: float) -> list[Past]:
         segments = row.get("segments") or []
         parts = [segments[at : at + 3] for at in range(0, len(segments), 3)]
         ends = [part[2] for part in parts[1:]] + [row.ended if row.ended is not None else now]
-        took = sum(
+        # One that started this very moment took no time yet, and counts all the same.
+        computed = [
             max(0.0, end - part[2])
             for part, end in zip(parts, ends, strict=True)
             if part[0] not in (QUEUED, PREEMPTED)
-        )
-        if took:
+        ]
+        if computed:
             found.append(
                 Past(
                     float(row.get("since")),
-                    took,
+                    sum(computed),
                     row.get("class") == "interactive",
                     str(row.get("owner")),
                     int(row.get("prompt") or 0),

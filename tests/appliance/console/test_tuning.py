@@ -223,3 +223,9 @@ def test_waiting_and_preempted_time_is_not_counted_as_work() -> None:
 def test_no_requests_are_no_error() -> None:
     outcome = replay([], Rules(slots=4))
     assert (outcome.requests, outcome.waited, outcome.longest_s, outcome.p95_s) == (0, 0, 0.0, 0.0)
+
+
+def test_a_request_that_started_this_very_moment_counts() -> None:
+    log = RequestLog()
+    log.observe([info(state="prefill", slot=0)], 0, 5.0, 0)
+    assert [past.took for past in past_requests(log.rows(), 5.0)] == [0.0]

@@ -438,10 +438,13 @@ async def test_a_model_that_cannot_be_found_is_a_dead_engine_with_its_reason(mak
 
 
 async def test_ids_of_the_former_models_tokenizer_never_reach_the_next(make, model_dir):
-    backend, _ = await make()
+    backend, runner = await make(free=False)
     prepared = await backend.prepare(request())
-    running = await open_stream(backend, max_tokens=5)
+    running = await open_stream(backend)
+    # What runs may finish; what still waits would end here.
+    await until(lambda: backend.state()["running"] == 1, runner)
     backend.swap_model("fake", lambda report: model_dir, drain_s=30.0, on_loaded=lambda: None)
+    runner.allow()
     assert (await read(running))[-1].finish_reason == "length"
     await until(lambda: (backend.state()["swap"] or {}).get("stage") == "done")
     with pytest.raises(EngineUnavailable, match="changed its model") as caught:
