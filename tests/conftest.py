@@ -6,6 +6,18 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    # Machines that only run the GPU script have none, and no test that needs it.
+    pass
+else:
+    # A slow machine is no fault of a test.
+    settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any machine")
+
 ROOT = Path(__file__).resolve().parent.parent
 # Kept between runs: git-ignored, made once.
 MODEL_CACHE = ROOT / "var" / "test-models"

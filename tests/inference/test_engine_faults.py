@@ -1,6 +1,7 @@
 """Failing steps and loads end what they must and nothing else; the end of an engine."""
 
 import threading
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -136,14 +137,34 @@ def test_a_failed_row_ends_that_request_only(engine, runner):
     assert collect(good_stream).token_ids == expected_output(good.prompt_token_ids, 5)
 
 
-def test_a_fault_of_the_planning_itself_leaves_no_stream_open(running):
+@dataclass(frozen=True)
+class HeldSteps:
+    began: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+
+def hold_steps(runner):
+    """Steps wait: an answer would be written whole before a test does anything about it."""
+    held = HeldSteps()
+
+    def wait(output):
+        held.began.set()
+        assert held.may_go_on.wait(DEADLINE_S)
+
+    runner.before_step = wait
+    return held
+
+
+def test_a_fault_of_the_planning_itself_leaves_no_stream_open(running, runner):
+    first_step = hold_steps(runner)
     stream = running.add_request(make_request(4, 900))
-    stream.get(DEADLINE_S)
+    assert first_step.began.wait(DEADLINE_S)
 
     def broken(now_s):
         raise KeyError("bookkeeping")
 
     running._scheduler.schedule = broken
+    first_step.may_go_on.set()
     while (update := stream.get(DEADLINE_S)) is not None:
         last = update
     assert last.finish_reason is FinishReason.ERROR
@@ -190,9 +211,13 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(runner):
 
 
 def test_a_shutdown_waits_for_what_runs(running, runner):
+    first_step = hold_steps(runner)
     stream = running.add_request(make_request(4, 300))
-    stream.get(DEADLINE_S)
-    running.shutdown(DEADLINE_S)
+    assert first_step.began.wait(DEADLINE_S)
+    stopping = threading.Thread(target=running.shutdown, args=(DEADLINE_S,))
+    stopping.start()
+    first_step.may_go_on.set()
+    stopping.join()
     assert collect(stream).finish_reason is FinishReason.LENGTH
     assert runner.is_closed
     assert running.stats().state == "dead"
