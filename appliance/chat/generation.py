@@ -118,7 +118,6 @@ class Generation:
         # Where it stands before the first text: queued or reading.
         self.status: ServerMessage | None = None
         self.final: ServerMessage | None = None
-        self.task: asyncio.Task[None] | None = None
         self._source: TokenSource | None = None
         self._opening: asyncio.Future[TokenSource] | None = None
         self._reader: asyncio.Task[None] | None = None

@@ -31,6 +31,8 @@ class Generations:
     def __init__(self) -> None:
         self._running: dict[tuple[int, uuid.UUID], Generation] = {}
         self._by_client_id: dict[tuple[int, str], Generation] = {}
+        # Also those that told their end and still read what is left of the quota.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._guard: asyncio.Task[None] | None = None
 
     # ---- event loop
@@ -55,7 +57,9 @@ class Generations:
         generation = Generation(owner, conversation_id, text, client_id, session_key, self._forget)
         self._running[owner.pk, generation.conversation_id] = generation
         self._by_client_id[owner.pk, client_id] = generation
-        generation.task = asyncio.create_task(generation.run())
+        task = asyncio.create_task(generation.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         self.watch_sessions()
         return generation
 
@@ -73,13 +77,13 @@ class Generations:
         """End all answers as interrupted, with their text saved. The gateway takes no new ones."""
         if self._guard is not None:
             self._guard.cancel()
-        running = list(self._running.values())
-        for generation in running:
-            generation.stop(MessageState.INTERRUPTED, SHUTDOWN_TEXT)
-        await asyncio.gather(
-            *(generation.task for generation in running if generation.task is not None),
-            return_exceptions=True,
-        )
+        await self.end_all(MessageState.INTERRUPTED, SHUTDOWN_TEXT)
+
+    async def end_all(self, state: MessageState, error: str = "") -> None:
+        """Every answer ends as `state` with its text saved; returns when nothing of any runs."""
+        for generation in tuple(self._running.values()):
+            generation.stop(state, error)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- any thread
 

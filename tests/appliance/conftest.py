@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -6,8 +7,9 @@ from django.apps import apps
 from django.contrib.auth.models import Group
 from django.contrib.sessions.models import Session
 from django.core.cache import cache
-from django.db import connection, connections
+from django.db import IntegrityError, OperationalError, connection, connections
 from django.db.models import Model
+from django.test import TransactionTestCase
 from django.test.utils import setup_databases, teardown_databases
 
 from appliance.accounts.models import User
@@ -39,6 +41,32 @@ def _end_other_connections() -> None:
             )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _emptied_whatever_still_reads() -> Iterator[None]:
+    """A test ends with the tables empty, also while a thread of the server still looks into one.
+
+    PostgreSQL locks every table to empty them and takes a reader of two of them for a deadlock.
+    """
+    empty = TransactionTestCase._fixture_teardown
+
+    def empty_again(case: TransactionTestCase) -> None:
+        _tried_again(lambda: empty(case))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty_again)
+        yield
+
+
+def _tried_again(act: Callable[[], None]) -> None:
+    """Once more, up to five times, where another connection was in the way."""
+    for _ in range(4):
+        try:
+            return act()
+        except (OperationalError, IntegrityError):
+            time.sleep(0.2)
+    return act()
+
+
 @pytest.fixture
 def alice(db: None) -> User:
     return make_alice()
@@ -63,11 +91,15 @@ def committed_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[None
     """
     with django_db_blocker.unblock():
         yield
-        # Users first: most of the rest hangs on them and goes along.
-        for model in (UsageRecord, Session, Group, User, *_own_models()):
-            if model._default_manager.exists():
-                model._default_manager.all().delete()
+        _tried_again(_delete_every_row)
         connections.close_all()
+
+
+def _delete_every_row() -> None:
+    # Users first: most of the rest hangs on them and goes along.
+    for model in (UsageRecord, Session, Group, User, *_own_models()):
+        if model._default_manager.exists():
+            model._default_manager.all().delete()
 
 
 def _own_models() -> list[type[Model]]:

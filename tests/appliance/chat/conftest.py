@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -39,11 +38,7 @@ async def tabs(transactional_db: None, backend: FakeBackend) -> AsyncIterator[Ta
     yield tabs
     backend.release()
     await tabs.close_all()
-    running = list(generations._running.values())
-    for generation in running:
-        generation.stop(MessageState.STOPPED)
-    tasks = [generation.task for generation in running if generation.task is not None]
     if generations._guard is not None:
         generations._guard.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await generations.end_all(MessageState.STOPPED)
     assert await bookings_wait(5) == 0
