@@ -10,6 +10,7 @@ from pathlib import Path
 
 from inference.config import ModelConfig
 from inference.kv_cache.sizing import Capacity, capacity_table, kv_bytes_per_token
+from inference.weights.group_sizes import packed_bytes
 from inference.weights.header import GROUPS_FILE, num_elements
 
 BLOCK_SIZE = 16
@@ -87,15 +88,15 @@ def contexts_of(max_position: int) -> Sequence[int]:
 
 
 def weight_bytes_of(folder: Path) -> int:
-    """Bytes of a stored model's weights in memory: 16 bits a number, and the quantised groups that
-    stand beside them.
+    """Bytes of a stored model's weights in memory, at most: 16 bits a number, and the quantised
+    groups that a GPU keeps beside them.
 
     Raises:
         ModelLoadError: a file is broken.
     """
     files = [path for path in folder.glob("*.safetensors") if path.name != GROUPS_FILE]
     groups = folder / GROUPS_FILE
-    beside = groups.stat().st_size if groups.is_file() else 0
+    beside = packed_bytes(groups) if groups.is_file() else 0
     return num_elements(files) * _SIXTEEN_BITS + beside
 
 

@@ -1,7 +1,6 @@
 """Quantised groups beside a checkpoint's own weights, for linears of a GPU whose rows are few."""
 
 import logging
-import math
 from collections.abc import Iterable
 
 import torch
@@ -9,28 +8,18 @@ import torch
 from inference.errors import ModelLoadError
 from inference.layers.linear import Linear
 from inference.models.decoder import Decoder
+from inference.weights.group_sizes import packed_bytes
 from inference.weights.groups_file import GroupsFile, StoredBlocks, StoredGroups
 from inference.weights.names import checkpoint_names
 from kernels.quant_linear.packing import QuantWeight, pack, stack
-from kernels.quant_linear.super_blocks import (
-    SUPER_BLOCK_BITS,
-    pack_super_blocks,
-    packed_bytes,
-)
+from kernels.quant_linear.super_blocks import pack_super_blocks
 
 logger = logging.getLogger(__name__)
 
 
 def memory_of(groups: GroupsFile) -> int:
-    """Bytes of all groups of a file together, packed."""
-    return sum(_bytes_of(groups, name) for name in groups.names)
-
-
-def _bytes_of(groups: GroupsFile, name: str) -> int:
-    shape, dtype = groups.shape_of(name)
-    stored = math.prod(shape) * (2 if dtype == "F16" else 1)
-    bits = next((bits for bits in SUPER_BLOCK_BITS if name.endswith(f".q{bits}_k")), None)
-    return stored if bits is None else packed_bytes(stored, bits)
+    """Bytes of all groups of a file together, packed; raises ModelLoadError."""
+    return packed_bytes(groups.path) if groups.names else 0
 
 
 def read_packed(

@@ -66,11 +66,6 @@ class GroupsFile:
         found = [part for part in parts if part is not None]
         return found if len(found) == len(parts) else []
 
-    def shape_of(self, name: str) -> tuple[list[int], str]:
-        """Of a stored tensor: its shape and safetensors' name of its dtype."""
-        part = self._file.get_slice(name)
-        return part.get_shape(), part.get_dtype()
-
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
         """What reading and packing raise becomes an error of the model."""

@@ -17,14 +17,6 @@ _SIZES = {4: 144, 5: 176, 6: 210}
 SUPER_BLOCK_BITS = tuple(_SIZES)
 
 
-def packed_bytes(num_bytes: int, bits: int) -> int:
-    """Of the groups that so many bytes of blocks become."""
-    num_groups = 16 if bits == 6 else 8
-    num_scales = num_groups if bits == 6 else 2 * num_groups  # mins beside them
-    quants = BLOCK // 2 if bits == 4 else BLOCK
-    return num_bytes // _SIZES[bits] * (quants + num_scales * torch.float32.itemsize)
-
-
 def pack_super_blocks(blocks: Tensor, bits: int) -> QuantWeight:
     """
     Args:

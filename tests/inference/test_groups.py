@@ -13,6 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from inference.config import ModelConfig
 from inference.errors import ModelLoadError, NotEnoughMemory
+from inference.fit import weight_bytes_of
 from inference.kv_cache.storage import KVCacheStorage
 from inference.layers.linear import Linear
 from inference.models.decoder import Decoder
@@ -27,11 +28,11 @@ from inference.weights.groups_file import GroupsFile
 from inference.weights.header import GROUPS_FILE, GROUPS_FORMAT
 from inference.weights.loader import Checkpoint
 from kernels.quant_linear import MAX_ROWS
-from kernels.quant_linear.packing import unpack
+from kernels.quant_linear.packing import pack, unpack
 from tests.gpu.check import triton_everywhere
 from tests.inference.gguf_files import llama_weights, write_llama
 from tests.inference.tiny_models import make_request
-from tests.kernels.native_cases import random_super_blocks
+from tests.kernels.native_cases import random_groups, random_super_blocks
 
 CPU = torch.device("cpu")
 
@@ -227,9 +228,13 @@ def test_a_broken_side_file_is_refused_and_a_foreign_one_ignored(model, tmp_path
         load(folder)
 
 
+def groups_bytes(decoder: Decoder) -> int:
+    return sum(part.nbytes for each in linears_of(decoder) for part in each.groups)
+
+
 def test_groups_count_when_weights_are_held_against_memory(model, monkeypatch) -> None:
     weights = Checkpoint(model).num_elements * 2
-    beside = sum(part.nbytes for each in linears_of(load(model)) for part in each.groups)
+    beside = groups_bytes(load(model))
     assert memory_of(GroupsFile(model)) == beside
     monkeypatch.setattr(
         "inference.runner.model_runner.free_memory", lambda device: weights + beside - 1
@@ -237,3 +242,39 @@ def test_groups_count_when_weights_are_held_against_memory(model, monkeypatch) -
     assert not load(model, with_groups=False).reads_groups
     with pytest.raises(NotEnoughMemory, match="weights need"):
         load(model)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_blocks_of_256_are_told_as_large_as_they_become(model, tmp_path, bits) -> None:
+    """They take more memory than their file: scales in fp32, numbers of 5 and 6 bits a byte."""
+    rng = torch.Generator().manual_seed(bits)
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in [each for each in tensors if each.endswith(".scales")]:
+            stem = name.removesuffix(".scales")
+            rows, num_groups = tensors.pop(name).shape
+            del tensors[f"{stem}.quants"], tensors[f"{stem}.mins"]
+            blocks = random_super_blocks(rng, rows, 32 * num_groups, bits=bits)
+            tensors[f"{stem}.q{bits}_k"] = blocks.blocks
+
+    folder = rewrite(model, tmp_path / "copy", change)
+    beside = groups_bytes(load(folder))
+    assert beside > sum(each.nbytes for each in load_file(folder / GROUPS_FILE).values())
+    assert weight_bytes_of(folder) == Checkpoint(folder).num_elements * 2 + beside
+    assert memory_of(GroupsFile(folder)) == beside
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_odd_number_of_groups_is_told_with_the_one_behind_it(tmp_path, bits) -> None:
+    groups = random_groups(torch.Generator().manual_seed(1), 16, 96, bits=bits, with_mins=bits == 4)
+    stored = {"quants": groups.quants, "scales": groups.scales, "mins": groups.mins}
+    tensors = {f"m.{name}": each for name, each in stored.items() if each is not None}
+    save_file(tensors, tmp_path / GROUPS_FILE, metadata={"format": GROUPS_FORMAT})
+    packed = pack(groups.quants, groups.scales, groups.mins)
+    assert memory_of(GroupsFile(tmp_path)) == packed.nbytes
+
+
+def test_a_side_file_whose_parts_do_not_fit_is_no_figure(tmp_path) -> None:
+    save_file({"m.quants": torch.zeros(4, 16, dtype=torch.uint8)}, tmp_path / GROUPS_FILE)
+    with pytest.raises(ModelLoadError, match="do not fit together"):
+        weight_bytes_of(tmp_path)
