@@ -15,12 +15,13 @@ from appliance.capacity.services import SLOW_PICK_UP
 from appliance.capacity.table import gibibytes
 from appliance.errors import EngineUnavailable
 from appliance.serving.gateway import get_backend
+from appliance.serving.live_settings import live_state
 
 
 def engine_state() -> Mapping[str, Any]:
     """The engine's state; empty without one."""
     try:
-        return get_backend().state()
+        return live_state(get_backend())
     except EngineUnavailable:
         return {}
 

@@ -11,12 +11,24 @@ from channels.generic.websocket import AsyncJsonWebsocketConsumer
 
 from appliance.chat import protocol, selectors, services
 from appliance.chat.allowance import FrameAllowance
-from appliance.chat.generation import Generation, refusal
+from appliance.chat.generation import Generation
 from appliance.chat.generations import generations
 from appliance.chat.models import MessageState
+from appliance.chat.refusals import refusal
 from appliance.chat.sockets import sockets
 from appliance.errors import ApplianceError, BadRequest
 from appliance.serving.booking import STORAGE_FAULTS, in_db_thread, storage_unavailable
+
+
+def _ask_of(message: protocol.GenerationAsk) -> services.Ask:
+    if message["type"] == "generation.start":
+        return services.Ask(kind="start", text=message["text"])
+    if message["type"] == "generation.edit":
+        text, message_id = message["text"], message["message_id"]
+        return services.Ask(kind="edit", text=text, message_id=message_id)
+    if message["type"] == "generation.continue":
+        return services.Ask(kind="continue", message_id=message["message_id"])
+    return services.Ask(kind="again")
 
 
 class ChatConsumer(AsyncJsonWebsocketConsumer):
@@ -79,9 +91,9 @@ class ChatConsumer(AsyncJsonWebsocketConsumer):
         else:
             await self._start(message)
 
-    async def _start(self, message: protocol.GenerationStart | protocol.GenerationAgain) -> None:
+    async def _start(self, message: protocol.GenerationAsk) -> None:
         client_id = message["client_id"]
-        text = message["text"] if message["type"] == "generation.start" else None
+        ask = _ask_of(message)
         try:
             # Sent again after a lost connection, when the answer has already ended?
             if generations.by_client_id(self.user_id, client_id) is None and (
@@ -89,11 +101,11 @@ class ChatConsumer(AsyncJsonWebsocketConsumer):
             ):
                 await self._send_all(saved)
                 return
-            about = (message["conversation_id"], text, client_id, self.session_key)
+            about = (message["conversation_id"], ask, client_id, self.session_key)
             self._follow(generations.start(self.user, *about))
         except (ApplianceError, *STORAGE_FAULTS) as exc:
             told = exc if isinstance(exc, ApplianceError) else storage_unavailable(exc)
-            await self.send_json(refusal(told, message["conversation_id"], client_id))
+            await self.send_json(refusal(told, message["conversation_id"], ask, client_id))
 
     def _stop(self, message: protocol.GenerationStop) -> None:
         if (conversation_id := message["conversation_id"]) is not None:

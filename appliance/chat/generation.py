@@ -1,9 +1,8 @@
 """One answer being written. Event loop only; `generations` holds those that run.
 
-The text is kept as numbered pieces while it is written: whoever follows holds a number and gets
-all pieces after it as one, so a slow reader costs nothing and loses nothing, and nothing of an
-answer goes over a channel layer. The database is written when an answer starts, when it ends, and
-every few seconds between, never per token.
+Whoever follows holds the number of characters it has and gets all after them as one, and nothing
+of an answer goes over a channel layer. The database is written when an answer starts, when it
+ends, and every few seconds between, never per token.
 """
 
 import asyncio
@@ -11,17 +10,21 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from django.db import DatabaseError
 
 from appliance.accounts.models import User
 from appliance.chat import services
 from appliance.chat.models import MessageState
-from appliance.chat.protocol import GenerationError, ServerMessage
+from appliance.chat.protocol import ServerMessage
+from appliance.chat.refusals import refusal
 from appliance.chat.selectors import conversation_data, message_data, quota_data
 from appliance.chat.sockets import sockets
+from appliance.chat.written import WrittenText
 from appliance.errors import ApplianceError, EngineUnavailable, GenerationFailed
 from appliance.serving.booking import STORAGE_FAULTS, in_db_thread, storage_unavailable
+from appliance.serving.chat_settings import chat_setting
 from appliance.serving.gateway import gateway_is_admitting
 from appliance.serving.services import Generation as TokenSource
 from appliance.serving.services import generation_open
@@ -46,49 +49,12 @@ CHECKPOINT_S = 2.5
 # Waits between tries to store an answer while the database does not answer.
 SAVE_WAITS_S = (0.5, 2.0, 5.0)
 
-HINTS = {
-    "insufficient_quota": "Your message is still below. Send it again when tokens are left.",
-    "context_length_exceeded": "Nothing was left out. Start a new chat, or shorten the message.",
-    "context_length_exceeded in a new chat": "Nothing was left out. Shorten the message.",
-    "queue_full": "Your message is still below. Try again in a moment.",
-    "storage_unavailable": "Your message is still below.",
-    "engine_unavailable": "Your message is still below. Try again in a moment.",
-    "conflict": "Wait for it to end, or stop it.",
-    "not_found": "Start a new chat.",
-    "rate_limit_exceeded": "Your message is still below. Wait a little, then send it again.",
-}
-DEFAULT_HINT = "Your message is still below. Try again."
 BROKE_TEXT = "The model stopped working."
 ENDED_TEXT = "An admin or the server ended this answer."
 NOT_BEGUN_TEXT = "The server was stopped before this answer began. Ask again."
+NOT_GONE_ON_TEXT = "The server was stopped before it went on."
 
 Send = Callable[[ServerMessage], Awaitable[None]]
-
-
-def refusal(
-    failure: BaseException | None, conversation_id: uuid.UUID | None, client_id: str
-) -> GenerationError:
-    """Why there is no answer. None: it was stopped before the door answered."""
-    retry_after_s = None
-    if failure is None:
-        code, message, hint = "stopped", "Stopped before it began.", ""
-    elif isinstance(failure, ApplianceError):
-        code, message, retry_after_s = failure.code, failure.message, failure.retry_after_s
-        hint = HINTS.get(code, DEFAULT_HINT)
-        if conversation_id is None:
-            hint = HINTS.get(f"{code} in a new chat", hint)
-    else:
-        code, hint = "internal_error", DEFAULT_HINT
-        message = "The server made a mistake. An admin finds it in the log."
-    return {
-        "type": "generation.error",
-        "conversation_id": None if conversation_id is None else str(conversation_id),
-        "client_id": client_id,
-        "code": code,
-        "message": message,
-        "hint": hint,
-        "retry_after_s": retry_after_s,
-    }
 
 
 class Generation:
@@ -98,7 +64,7 @@ class Generation:
         self,
         owner: User,
         conversation_id: uuid.UUID | None,
-        text: str | None,
+        ask: services.Ask,
         client_id: str,
         session_key: str,
         on_end: Callable[["Generation"], None],
@@ -107,13 +73,15 @@ class Generation:
         self.owner = owner
         self.is_new = conversation_id is None
         self.conversation_id = conversation_id or uuid.uuid4()
-        self.text = text
+        self.ask = ask
         self.client_id = client_id
         self.session_key = session_key
         self.loop = asyncio.get_running_loop()
         # What the start saved; None while the door is being asked.
         self.started: services.StartedTurn | None = None
-        self.chunks: list[str] = []
+        self.written = WrittenText()
+        # Characters that were there before; none unless it is gone on with.
+        self._num_begun = 0
         self.completion_tokens = 0
         # Where it stands before the first text: queued or reading.
         self.status: ServerMessage | None = None
@@ -157,15 +125,16 @@ class Generation:
     async def _open(self) -> None:
         """Ask at the door first; only what was admitted is saved."""
         known = None if self.is_new else self.conversation_id
-        history = await in_db_thread(services.generation_history, self.owner.pk, known, self.text)
+        history = await in_db_thread(services.generation_history, self.owner.pk, known, self.ask)
         if self._ended_as is not None:
             return
         caller = Caller(user_id=self.owner.pk, username=self.owner.username, source="chat")
         request = GenerationRequest(
             caller=caller,
             messages=history,
-            options=CHAT_OPTIONS,
+            options=replace(CHAT_OPTIONS, max_tokens=chat_setting("chat_max_tokens")),
             generation_class="interactive",
+            continue_final_message=self.ask.kind == "continue",
         )
         self._opening = asyncio.ensure_future(generation_open(request, told=self._take_place))
         try:
@@ -179,11 +148,14 @@ class Generation:
             services.generation_start,
             self.owner,
             self.conversation_id,
-            text=self.text,
+            self.ask,
             client_id=self.client_id,
             is_new=self.is_new,
         )
-        self.text = None
+        self.written = WrittenText(self.started.answer.content)
+        self._num_begun = len(self.written)
+        # The text lies in the database from here on.
+        self.ask = replace(self.ask, text=None)
         self._tell_user(running=True)
         self._wake()
 
@@ -205,7 +177,7 @@ class Generation:
         if isinstance(event, Delta):
             self.completion_tokens = event.completion_tokens
             if event.text:
-                self.chunks.append(event.text)
+                self.written.add(event.text)
                 now_s = time.monotonic()
                 self._first_text_s = self._first_text_s or now_s
                 if now_s - self._checkpoint_s > CHECKPOINT_S:
@@ -232,7 +204,7 @@ class Generation:
         assert self.started is not None, "text comes after the start was saved"
         if self._checkpoint is None or self._checkpoint.done():
             self._checkpoint = asyncio.create_task(
-                self._save_checkpoint(self.started.answer.pk, "".join(self.chunks))
+                self._save_checkpoint(self.started.answer.pk, str(self.written))
             )
 
     async def _save_checkpoint(self, message_id: int, text: str) -> None:
@@ -254,12 +226,13 @@ class Generation:
     async def _end(self, failure: BaseException | None) -> None:
         if self.started is None:
             known = None if self.is_new else self.conversation_id
-            self.final = refusal(failure, known, self.client_id)
+            self.final = refusal(failure, known, self.ask, self.client_id)
         else:
             if self._checkpoint is not None:
                 await self._checkpoint
-            ending = self._ending(failure)
-            answer = self.started.answer
+            ending, answer = self._ending(failure), self.started.answer
+            if self.ask.kind == "continue":
+                ending = services.ending_continued(answer, ending)
             saved = await self._save(answer.pk, ending)
             if saved is None:
                 for name in services.Ending.__slots__:
@@ -299,7 +272,8 @@ class Generation:
             state, error, reason = MessageState.INTERRUPTED, finished.error or ENDED_TEXT, "abort"
         elif finished is not None and _is_not_begun(finished):
             # The words stay in the chat: by then the server is no longer stopping.
-            state, error = MessageState.INTERRUPTED, NOT_BEGUN_TEXT
+            not_begun = NOT_GONE_ON_TEXT if self._num_begun else NOT_BEGUN_TEXT
+            state, error = MessageState.INTERRUPTED, not_begun
         elif finished is not None:
             error = finished.error or BROKE_TEXT
         elif isinstance(failure, ApplianceError):
@@ -310,7 +284,7 @@ class Generation:
         measured = first_s - self._began_s if first_s is not None else None
         return services.Ending(
             state=state,
-            content="".join(self.chunks),
+            content=str(self.written),
             finish_reason=reason,
             error=error,
             prompt_tokens=counts.prompt_tokens,
@@ -346,17 +320,17 @@ class Generation:
                 changed.clear()
                 if self.started is not None and not introduced:
                     introduced = True
-                    if message_id == self.started.answer.pk and last_seq <= len(self.chunks):
+                    if message_id == self.started.answer.pk and last_seq <= len(self.written):
                         seq = last_seq
                     await self._introduce(self.started, send)
-                if self.status is not told and not self.chunks:
+                if self.status is not told and len(self.written) == self._num_begun:
                     told = self.status
                     if told is not None:
                         await send(told)
-                sent_text = introduced and seq < len(self.chunks)
+                sent_text = introduced and seq < len(self.written)
                 if sent_text:
                     seq = await self._send_text(send, seq)
-                if self.final is not None and (not introduced or seq == len(self.chunks)):
+                if self.final is not None and (not introduced or seq == len(self.written)):
                     await send(self.final)
                     return
                 if sent_text:
@@ -375,17 +349,16 @@ class Generation:
                     "client_id": self.client_id,
                 }
             )
-        for message, replaces in (
-            (started.user_message, None),
-            (started.answer, started.replaced_id),
-        ):
+        follows = started.follows
+        for message in (started.user_message, started.answer):
             if message is not None:
                 data = message_data(message)
-                await send({"type": "message.saved", "message": data, "replaces": replaces})
+                await send({"type": "message.saved", "message": data, "follows": follows})
+                follows = message.position
 
     async def _send_text(self, send: Send, seq: int) -> int:
         assert self.started is not None, "text comes after the start was saved"
-        upto = len(self.chunks)
+        upto = len(self.written)
         await send(
             {
                 "type": "generation.delta",
@@ -393,7 +366,7 @@ class Generation:
                 "message_id": self.started.answer.pk,
                 "from_seq": seq,
                 "seq": upto,
-                "text": "".join(self.chunks[seq:upto]),
+                "text": self.written.after(seq),
                 "completion_tokens": self.completion_tokens,
             }
         )

@@ -15,6 +15,7 @@ from django.db import DatabaseError
 from appliance.accounts.models import User
 from appliance.chat.generation import Generation
 from appliance.chat.models import MessageState
+from appliance.chat.services import Ask
 from appliance.chat.sessions import sessions_ended
 from appliance.chat.sockets import sockets
 from appliance.errors import Conflict
@@ -41,7 +42,7 @@ class Generations:
         self,
         owner: User,
         conversation_id: uuid.UUID | None,
-        text: str | None,
+        ask: Ask,
         client_id: str,
         session_key: str,
     ) -> Generation:
@@ -53,8 +54,10 @@ class Generations:
         if (known := self._by_client_id.get((owner.pk, client_id))) is not None:
             return known
         if conversation_id is not None and (owner.pk, conversation_id) in self._running:
-            raise Conflict("An answer is still being written in this chat.")
-        generation = Generation(owner, conversation_id, text, client_id, session_key, self._forget)
+            raise Conflict(
+                "An answer is still being written in this chat. Wait for it to end, or stop it."
+            )
+        generation = Generation(owner, conversation_id, ask, client_id, session_key, self._forget)
         self._running[owner.pk, generation.conversation_id] = generation
         self._by_client_id[owner.pk, client_id] = generation
         task = asyncio.create_task(generation.run())

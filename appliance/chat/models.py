@@ -5,6 +5,7 @@ import uuid
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
+from django.utils import timezone
 
 TITLE_CHARS = 120
 
@@ -59,7 +60,7 @@ class Message(models.Model):
     state = models.CharField(max_length=11, choices=MessageState, default=MessageState.COMPLETE)
     # Chosen by the browser for each message it sends, so that sending twice starts one answer.
     client_id = models.CharField(max_length=64, blank=True)
-    # An answer that "Answer again" took out of the conversation: kept, not shown, not sent.
+    # Taken out of the conversation by "Answer again" or an edit: kept, not shown, not sent.
     superseded = models.BooleanField(default=False)
     prompt_tokens = models.PositiveIntegerField(null=True, blank=True)
     cached_tokens = models.PositiveIntegerField(null=True, blank=True)
@@ -70,6 +71,8 @@ class Message(models.Model):
     # Text for people.
     error = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
+    # When its newest writing began: later than it was created for one that was gone on with.
+    begun_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         constraints = [

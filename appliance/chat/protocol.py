@@ -3,9 +3,9 @@
 A frame is one JSON object with a `type`. Unknown types, missing or extra fields, and values of a
 wrong type are refused with an `error` message; the socket stays open.
 
-Text frames of one answer are numbered: `generation.delta` carries the text after `from_seq` up to
-`seq`. A browser that gets a `from_seq` other than the last `seq` it has, asks again with
-`generation.subscribe`; `from_seq` 0 means: the text so far, replace what you have.
+Text frames of one answer are numbered by its characters: `generation.delta` carries the text after
+`from_seq` up to `seq`. A browser that gets a `from_seq` other than the last `seq` it has, asks
+again with `generation.subscribe`; `from_seq` 0 means: the text so far, replace what you have.
 """
 
 import uuid
@@ -47,6 +47,25 @@ class GenerationAgain(TypedDict):
     client_id: str
 
 
+class GenerationEdit(TypedDict):
+    """Put `text` in place of the last message of the user, `message_id`, and answer that."""
+
+    type: Literal["generation.edit"]
+    conversation_id: uuid.UUID
+    message_id: int
+    text: str
+    client_id: str
+
+
+class GenerationContinue(TypedDict):
+    """Go on with the last answer, `message_id`, which has text and did not end by itself."""
+
+    type: Literal["generation.continue"]
+    conversation_id: uuid.UUID
+    message_id: int
+    client_id: str
+
+
 class GenerationStop(TypedDict):
     type: Literal["generation.stop"]
     # None: the answer that `client_id` started and that has no conversation yet.
@@ -72,7 +91,8 @@ class Ping(TypedDict):
     type: Literal["ping"]
 
 
-ClientMessage = GenerationStart | GenerationAgain | GenerationStop | GenerationSubscribe | Ping
+GenerationAsk = GenerationStart | GenerationAgain | GenerationEdit | GenerationContinue
+ClientMessage = GenerationAsk | GenerationStop | GenerationSubscribe | Ping
 
 # ---- server to browser
 
@@ -120,11 +140,14 @@ class ConversationDeleted(TypedDict):
 
 
 class MessageSaved(TypedDict):
-    """A message in full. `replaces`: an answer that it takes the place of."""
+    """A message in full. `follows`: position of the one before it, -1 without one.
+
+    What a browser shows between the two is no part of the conversation any more.
+    """
 
     type: Literal["message.saved"]
     message: MessageData
-    replaces: int | None
+    follows: int
 
 
 class GenerationIdle(TypedDict):
@@ -157,6 +180,7 @@ class GenerationDelta(TypedDict):
     from_seq: int
     seq: int
     text: str
+    # Of this generation; 0 while there is only what was there before it went on.
     completion_tokens: int
 
 
@@ -230,12 +254,26 @@ _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     # type: (needed, allowed besides)
     "generation.start": (frozenset({"conversation_id", "text", "client_id"}), frozenset()),
     "generation.again": (frozenset({"conversation_id", "client_id"}), frozenset()),
+    "generation.edit": (
+        frozenset({"conversation_id", "message_id", "text", "client_id"}),
+        frozenset(),
+    ),
+    "generation.continue": (frozenset({"conversation_id", "message_id", "client_id"}), frozenset()),
     "generation.stop": (frozenset({"conversation_id"}), frozenset({"client_id"})),
     "generation.subscribe": (
         frozenset({"conversation_id", "last_seq"}),
         frozenset({"message_id", "last_position"}),
     ),
     "ping": (frozenset(), frozenset()),
+}
+
+
+# Fields that may be null elsewhere and not here.
+_NEVER_NULL: dict[str, tuple[str, ...]] = {
+    "generation.again": ("conversation_id",),
+    "generation.edit": ("conversation_id", "message_id"),
+    "generation.continue": ("conversation_id", "message_id"),
+    "generation.subscribe": ("conversation_id",),
 }
 
 
@@ -255,8 +293,9 @@ def parse_client_message(frame: object) -> ClientMessage:
     read: dict[str, Any] = {"type": kind}
     for name in names:
         read[name] = _READERS[name](name, frame[name])
-    if kind in ("generation.again", "generation.subscribe") and read["conversation_id"] is None:
-        raise BadRequest(f"{kind} needs a conversation_id.", param="conversation_id")
+    for name in _NEVER_NULL.get(kind, ()):
+        if read[name] is None:
+            raise BadRequest(f"{kind} needs a {name}.", param=name)
     if kind == "generation.stop" and read["conversation_id"] is None and "client_id" not in read:
         raise BadRequest(f"{kind} needs a conversation_id or a client_id.", param="client_id")
     return read  # type: ignore[return-value]

@@ -90,8 +90,14 @@ def messages_saved(
     conversation_id: uuid.UUID, after_position: int, running: bool
 ) -> list[ServerMessage]:
     """The messages after a position, for a browser that may have missed them."""
-    shown = messages_shown(conversation_id, after_position=after_position, running=running)
-    return [{"type": "message.saved", "message": message_data(m), "replaces": None} for m in shown]
+    saved: list[ServerMessage] = []
+    follows = -1
+    for message in messages_shown(conversation_id, running=running):
+        if message.position > after_position:
+            data = message_data(message)
+            saved.append({"type": "message.saved", "message": data, "follows": follows})
+        follows = message.position
+    return saved
 
 
 def sent_before(owner_id: int, client_id: str) -> list[ServerMessage]:

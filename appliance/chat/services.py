@@ -5,9 +5,9 @@ Called on database threads. A foreign, deleted or unknown id raises the same Not
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django.db import transaction
 from django.db.models import Max, Q, QuerySet
@@ -133,9 +133,7 @@ def message_append(
     )
 
 
-def messages_shown(
-    conversation_id: uuid.UUID, *, after_position: int = -1, running: bool
-) -> list[Message]:
+def messages_shown(conversation_id: uuid.UUID, *, running: bool) -> list[Message]:
     """The messages of a conversation in order.
 
     Unless an answer is `running` in this process, one that says it is being written was left by a
@@ -145,10 +143,10 @@ def messages_shown(
     messages = Message.objects.filter(conversation_id=conversation_id, superseded=False)
     if not running:
         begun_before = max(PROCESS_STARTED, timezone.now() - ORPHAN_AFTER)
-        messages.filter(state=MessageState.STREAMING, created_at__lt=begun_before).update(
+        messages.filter(state=MessageState.STREAMING, begun_at__lt=begun_before).update(
             state=MessageState.INTERRUPTED, error=INTERRUPTED_TEXT, finish_reason="error"
         )
-    return list(messages.filter(position__gt=after_position).order_by("position"))
+    return list(messages.order_by("position"))
 
 
 def message_by_client_id(owner_id: int, client_id: str) -> Message | None:
@@ -160,14 +158,31 @@ def message_by_client_id(owner_id: int, client_id: str) -> Message | None:
 # ---- generations
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What an owner asks for.
+
+    start: an answer to `text`. again: another answer to the last message of the user. edit: an
+    answer to `text` in place of that message, which `message_id` names. continue: more of the
+    last answer, which `message_id` names.
+    """
+
+    kind: Literal["start", "again", "edit", "continue"]
+    text: str | None = None
+    message_id: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StartedTurn:
-    """What one start saved: the user's message (None when answering again) and the answer's row."""
+    """What one start saved: the user's message, if there is a new one, and the answer's row.
+
+    `follows` is the position of the message before them, -1 without one.
+    """
 
     conversation: Conversation
     user_message: Message | None
     answer: Message
-    replaced_id: int | None
+    follows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,26 +201,24 @@ class Ending:
 
 
 def generation_history(
-    owner_id: int, conversation_id: uuid.UUID | None, text: str | None
+    owner_id: int, conversation_id: uuid.UUID | None, ask: Ask
 ) -> list[dict[str, str]]:
-    """What the model reads: the whole conversation, then `text`.
+    """What the model reads; for `continue` it ends with the answer to go on with.
 
-    With `text` None, up to the last message of the user. Neighbours of one role are joined, for
-    templates that ask for roles to alternate: an answer that was stopped before its first word
-    leaves two messages of the user in a row.
+    Neighbours of one role are joined, for templates that ask for roles to alternate: an answer
+    that was stopped before its first word leaves two messages of the user in a row.
+
+    Raises:
+        NotFound: no such conversation of this owner.
+        Conflict: there is nothing to answer, to replace or to go on with.
     """
     messages: Sequence[Message] = []
     if conversation_id is not None:
         conversation_get(owner_id, conversation_id)
         messages = messages_shown(conversation_id, running=False)
-    turns = [(message.role, message.content) for message in messages if message.content]
-    if text is not None:
-        turns.append((Role.USER, text))
-    else:
-        while turns and turns[-1][0] != Role.USER:
-            turns.pop()
-        if not turns:
-            raise Conflict("There is no message to answer in this chat. Write one first.")
+    turns = [(message.role, message.content) for message in _kept(messages, ask) if message.content]
+    if ask.text is not None:
+        turns.append((Role.USER, ask.text))
     history: list[dict[str, str]] = []
     for role, content in turns:
         if history and history[-1]["role"] == str(role):
@@ -215,39 +228,105 @@ def generation_history(
     return history
 
 
+def _kept(messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+    """Those of a conversation that stay before the new text. Raises Conflict."""
+    if ask.kind == "start":
+        return messages
+    if ask.kind == "continue":
+        last = messages[-1] if messages else None
+        if last is None or last.pk != ask.message_id or last.role != Role.ASSISTANT:
+            raise Conflict("This is not the last answer of the chat any more. Load the page again.")
+        if not last.content or last.finish_reason == "stop":
+            raise Conflict("This answer has come to its end. Ask a question to hear more.")
+        return messages
+    places = [i for i, m in enumerate(messages) if m.role == Role.USER and m.content]
+    if not places:
+        raise Conflict("There is no message to answer in this chat. Write one first.")
+    if ask.kind == "again":
+        return messages[: places[-1] + 1]
+    if messages[places[-1]].pk != ask.message_id:
+        raise Conflict("This is not your last message any more. Load the page again.")
+    return messages[: places[-1]]
+
+
 def generation_start(
     owner: User,
     conversation_id: uuid.UUID,
+    ask: Ask,
     *,
-    text: str | None,
     client_id: str,
     is_new: bool,
 ) -> StartedTurn:
     """Save the user's message and the row of the answer, in one short transaction."""
     with transaction.atomic():
         if is_new:
-            conversation = conversation_create(owner, text or "", conversation_id=conversation_id)
+            conversation = conversation_create(
+                owner, ask.text or "", conversation_id=conversation_id
+            )
         else:
             conversation_get(owner.pk, conversation_id)
             conversation = Conversation.objects.select_for_update().get(pk=conversation_id)
-        user_message = replaced_id = None
-        if text is not None:
-            user_message = message_append(conversation, Role.USER, text, client_id=client_id)
+        follows = _make_room(conversation, ask)
+        user_message = None
+        if ask.text is not None:
+            user_message = message_append(conversation, Role.USER, ask.text, client_id=client_id)
+        if ask.kind == "continue":
+            answer = _reopen(conversation, ask, client_id)
         else:
-            last = conversation.messages.filter(superseded=False).order_by("position").last()
-            if last is not None and last.role == Role.ASSISTANT:
-                replaced_id = last.pk
-                Message.objects.filter(pk=last.pk).update(superseded=True)
-        answer = message_append(
-            conversation,
-            Role.ASSISTANT,
-            "",
-            state=MessageState.STREAMING,
-            client_id="" if text is not None else client_id,
-        )
+            answer = message_append(
+                conversation,
+                Role.ASSISTANT,
+                "",
+                state=MessageState.STREAMING,
+                client_id="" if ask.text is not None else client_id,
+            )
         conversation.updated_at = timezone.now()
-        conversation.save(update_fields=["updated_at"])
-    return StartedTurn(conversation, user_message, answer, replaced_id)
+        conversation.save(update_fields=["updated_at", "title"])
+    return StartedTurn(conversation, user_message, answer, follows)
+
+
+def _make_room(conversation: Conversation, ask: Ask) -> int:
+    """Take out what the new turn replaces; the position of the last message that stays before."""
+    if ask.kind == "start":
+        last = conversation.messages.filter(superseded=False).aggregate(last=Max("position"))
+        return -1 if last["last"] is None else int(last["last"])
+    messages = list(conversation.messages.filter(superseded=False).order_by("position"))
+    kept = _kept(messages, ask)
+    gone = messages[len(kept) :]
+    Message.objects.filter(pk__in=[message.pk for message in gone]).update(superseded=True)
+    if ask.kind == "edit" and not kept and conversation.title == title_from(gone[0].content):
+        conversation.title = title_from(ask.text or "")
+    if ask.kind == "continue":
+        kept = kept[:-1]
+    return kept[-1].position if kept else -1
+
+
+def _reopen(conversation: Conversation, ask: Ask, client_id: str) -> Message:
+    """The answer to go on with, with its text and counts so far."""
+    answer = conversation.messages.get(pk=ask.message_id)
+    answer.state, answer.error, answer.finish_reason = MessageState.STREAMING, "", ""
+    answer.client_id, answer.begun_at = client_id, timezone.now()
+    answer.save(update_fields=["state", "error", "finish_reason", "client_id", "begun_at"])
+    return answer
+
+
+def ending_continued(earlier: Message, ending: Ending) -> Ending:
+    """The counts of the whole answer, whose `earlier` part was continued until `ending`.
+
+    The waits before the second part are left out of its time, so that its speed stays true.
+    """
+    if earlier.prompt_tokens is None or earlier.completion_tokens is None:
+        # A server that died left no counts: those of the second part hold its text as prompt.
+        return ending
+    waited_s = ending.duration_s if ending.ttft_s is None else ending.ttft_s
+    return replace(
+        ending,
+        prompt_tokens=earlier.prompt_tokens,
+        cached_tokens=earlier.cached_tokens or 0,
+        completion_tokens=earlier.completion_tokens + ending.completion_tokens,
+        ttft_s=earlier.ttft_s,
+        duration_s=(earlier.duration_s or 0.0) + max(0.0, ending.duration_s - waited_s),
+    )
 
 
 def generation_checkpoint(message_id: int, content: str) -> None:

@@ -22,6 +22,7 @@ from appliance.console.services import engine_change
 from appliance.errors import ApplianceError, BadRequest, NotAllowed, NotAuthenticated
 from appliance.exposure.middleware import error_json
 from appliance.serving.gateway import get_backend
+from appliance.serving.live_settings import live_state
 
 MAX_CHANGE_BYTES = 16 * 1024
 MAX_WHY = 200
@@ -45,7 +46,7 @@ async def engine(request: HttpRequest) -> HttpResponse:
     try:
         admin = await sync_to_async(_admin_of)(request)
         if request.method in ("GET", "HEAD"):
-            state = get_backend().state()
+            state = live_state(get_backend())
         elif request.method == "PATCH":
             changes = _json_object(request)
             if "model" in changes:
@@ -90,7 +91,7 @@ async def _model_changed(changes: Mapping[str, Any], admin: User) -> Mapping[str
             param="model",
         )
     await sync_to_async(model_load)(name, admin)
-    return get_backend().state()
+    return live_state(get_backend())
 
 
 def _json_object(request: HttpRequest) -> dict[str, Any]:

@@ -141,6 +141,7 @@ REJECTIONS = {
 SETTING_WORDS = {
     "slots": "Parallel slots",
     "max_model_len": "Context limit",
+    "chat_max_tokens": "Longest answer in the chat",
     "reserved_interactive_slots": "Slots kept for chat",
     "max_num_batched_tokens": "Token budget a step",
     "max_waiting_requests": "Waiting requests at most",

@@ -26,6 +26,7 @@ from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
 from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
+from appliance.serving.live_settings import live_state
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class ConsoleFeed:
         events = backend.events_since(self._last_event_id)
         if events:
             self._last_event_id = int(events[-1]["event_id"])
-        state = dict(backend.state())
+        state = live_state(backend)
         state["settings_version"] = settings_version(state)
         block_map = backend.block_map() if self.num_watching else None
         return state, block_map, events

@@ -14,6 +14,7 @@ from appliance.console.models import AuditRecord
 from appliance.console.selectors import settings_version
 from appliance.errors import BadRequest, Conflict, NotFound
 from appliance.serving.gateway import get_backend
+from appliance.serving.live_settings import live_state
 from appliance.serving.services import engine_tune
 
 MAX_REQUEST_ID = 100
@@ -50,7 +51,7 @@ async def engine_change(
     lock = _tuning.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     # Checking the version and applying are one act.
     async with lock:
-        before = get_backend().state()
+        before = live_state(get_backend())
         if if_version is not None and if_version != settings_version(before):
             raise Conflict(
                 "Somebody changed the settings meanwhile. Look at the new values and apply again."

@@ -1,7 +1,7 @@
 """What each live setting does, in words, and what its field looks like on the tuning page.
 
-The engine checks every value; the ranges here only shape the fields. A setting that the engine
-has and this list lacks is not shown. Labels are those of the events.
+Engine and chat check every value; the ranges here only shape the fields. A setting that they
+have and this list lacks is not shown. Labels are those of the events.
 """
 
 from collections.abc import Mapping
@@ -58,6 +58,15 @@ FIELDS = (
         slider_high=32_768,
         step=16,
         word="auto",
+    ),
+    Field(
+        "chat_max_tokens",
+        "Most tokens that an answer in the chat may have before it ends with “Continue”, so that "
+        "one that rambles does not hold its slot. Scripts say their own limit.",
+        low=16,
+        high=1_000_000,
+        slider_high=8192,
+        step=16,
     ),
     Field(
         "reserved_interactive_slots",

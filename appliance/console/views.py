@@ -27,6 +27,7 @@ from appliance.console.views_weights import weights_shown
 from appliance.errors import ApplianceError, BadRequest, EngineUnavailable
 from appliance.serving.booking import in_db_thread
 from appliance.serving.gateway import get_backend
+from appliance.serving.live_settings import live_state
 
 
 @require_GET
@@ -67,7 +68,7 @@ async def tuning(request: HttpRequest) -> HttpResponse:
     if not (await request.auser()).is_admin:
         raise PermissionDenied
     try:
-        state = get_backend().state()
+        state = live_state(get_backend())
     except EngineUnavailable as exc:
         state = {"state": "unavailable", "error": exc.message}
     context = {
@@ -89,7 +90,7 @@ async def tuning_replay(request: HttpRequest) -> HttpResponse:
     if not (await request.auser()).is_admin:
         raise PermissionDenied
     try:
-        rules = replay_rules(get_backend().state(), request.GET.dict())
+        rules = replay_rules(live_state(get_backend()), request.GET.dict())
     except ApplianceError as exc:
         return error_response(exc)
     feed = current_feed()

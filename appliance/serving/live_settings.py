@@ -1,4 +1,4 @@
-"""Live settings of the engine: applied at once, kept for the next start."""
+"""Live settings of the engine and of the chat: applied at once, kept for the next start."""
 
 import asyncio
 import logging
@@ -13,6 +13,12 @@ from appliance.accounts.models import User
 from appliance.errors import BadRequest
 from appliance.serving.backend import Backend
 from appliance.serving.booking import in_db_thread
+from appliance.serving.chat_settings import (
+    DEFAULTS,
+    chat_settings_apply,
+    chat_settings_check,
+    chat_settings_shown,
+)
 from appliance.serving.gateway import get_backend
 from appliance.serving.models import EngineSetting
 
@@ -31,9 +37,18 @@ async def engine_tune(changes: Mapping[str, Any], by: User | None) -> Mapping[st
         EngineUnavailable: no engine to change.
     """
     backend = get_backend()
-    backend.tune(changes)
+    _tune(backend, changes)
     await in_db_thread(_save, dict(changes), by)
     return await _state_with(backend, changes)
+
+
+def live_state(backend: Backend) -> dict[str, Any]:
+    """The back end's state, with the chat's live settings beside the engine's."""
+    state = dict(backend.state())
+    # An engine that is not there shows none of its own either.
+    if engine_settings := state.get("settings"):
+        state["settings"] = {**engine_settings, **chat_settings_shown(state.get("model"))}
+    return state
 
 
 def saved_settings() -> dict[str, Any]:
@@ -45,9 +60,19 @@ def apply_saved(backend: Backend, saved: Mapping[str, Any]) -> None:
     """Tune a starting engine to what was saved; a value that it no longer takes is left out."""
     for name, value in saved.items():
         try:
-            backend.tune({name: value})
+            _tune(backend, {name: value})
         except BadRequest as exc:
             logger.warning("the saved setting is left out: %s", exc.message)
+
+
+def _tune(backend: Backend, changes: Mapping[str, Any]) -> None:
+    """Apply all of `changes`, or raise BadRequest and apply none."""
+    of_chat = {name: value for name, value in changes.items() if name in DEFAULTS}
+    of_engine = {name: value for name, value in changes.items() if name not in DEFAULTS}
+    chat_settings_check(of_chat)
+    if of_engine:
+        backend.tune(of_engine)
+    chat_settings_apply(of_chat)
 
 
 def _save(changes: Mapping[str, Any], by: User | None) -> None:
@@ -67,7 +92,7 @@ async def _state_with(backend: Backend, changes: Mapping[str, Any]) -> Mapping[s
     """The first state that shows the changes, or the newest when the engine takes too long."""
     deadline = time.monotonic() + _APPLY_WAIT_S
     while True:
-        state = backend.state()
+        state = live_state(backend)
         shown = {"slots": state.get("slots"), **(state.get("settings") or {})}
         if all(_requested(shown.get(name), value) == value for name, value in changes.items()):
             return state

@@ -59,6 +59,9 @@ export class Composer extends EventTarget {
 
   focus() { this.#field.focus(); }
 
+  // For a button that is about to go; a screen keyboard must not come up for it.
+  takeFocus() { if (!this.#touch.matches) this.#field.focus(); }
+
   submit() { this.#submit(); }
 
   #submit() {

@@ -19,8 +19,8 @@ export const clock = (iso) => new Date(iso).toLocaleTimeString([], { hour: '2-di
 
 const tokens = (n) => `${group(n)} token${n === 1 ? '' : 's'}`;
 
-// "TTFT 0.4 s · 38 tok/s · 186 tokens"
-export function speedLine({ ttft_s: ttft, duration_s: duration, completion_tokens: made }, soFar = false) {
+// "TTFT 0.4 s · 38 tok/s · 186 tokens". `earlier` are tokens made before this time began.
+export function speedLine({ ttft_s: ttft, duration_s: duration, completion_tokens: made, earlier }, soFar = false) {
   const parts = [];
   if (ttft !== null && ttft !== undefined) parts.push(`TTFT ${seconds(ttft)}`);
   const writing = (duration ?? 0) - (ttft ?? 0);
@@ -28,7 +28,7 @@ export function speedLine({ ttft_s: ttft, duration_s: duration, completion_token
     const rate = (made - 1) / writing;
     parts.push(`${rate < 10 ? rate.toFixed(1) : group(rate)} tok/s`);
   }
-  if (made) parts.push(tokens(made) + (soFar ? ' so far' : ''));
+  if (made) parts.push(tokens(made + (earlier ?? 0)) + (soFar ? ' so far' : ''));
   return parts.join(' · ');
 }
 

@@ -14,7 +14,7 @@ const SENDING_SHOWN_MS = 300;
 const MODEL_POLL_MS = 5000;
 
 let conversationId = data.conversation || null;
-// Sent, but not yet said to be saved: {clientId, text (null: answer again), message}.
+// Sent, but not yet said to be saved: {clientId, message: the frame}.
 let pending = null;
 // The answer being written: {id, seq, text}.
 let active = null;
@@ -29,16 +29,17 @@ const composer = new Composer(conversationId);
 
 const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
 
-function start(text) {
+// kind: start {text}, again {}, continue {message_id}.
+function ask(kind, fields = {}) {
   clearNotice();
   const clientId = newId();
-  const type = text === null ? 'generation.again' : 'generation.start';
-  const message = { type, conversation_id: conversationId, client_id: clientId, ...(text === null ? {} : { text }) };
-  pending = { clientId, text, message };
-  if (text !== null) turns.addPending(text, clientId);
+  const message = { type: `generation.${kind}`, conversation_id: conversationId, client_id: clientId, ...fields };
+  pending = { clientId, message };
+  if (kind === 'start') turns.addPending(fields.text, clientId); else composer.takeFocus();
   showState();
   setTimeout(() => { if (pending?.clientId === clientId && socket.isOpen && !reading) turns.showWaiting({ mark: 'spinner', head: 'Sending', cancel: stop }); }, SENDING_SHOWN_MS);
   if (!socket.send(message) && downSince) showDown();
+  turns.toEnd();
 }
 
 function stop() {
@@ -48,17 +49,18 @@ function stop() {
 }
 
 function giveBack(what) {
-  if (what.text !== null) { turns.dropPending(what.clientId); composer.giveBack(what.text); }
+  if (what.message.type === 'generation.start') { turns.dropPending(what.clientId); composer.giveBack(what.message.text); }
   if (pending === what) pending = null;
   if (turns.isEmpty) byId('start').hidden = false;
   turns.hideWaiting();
   showState();
 }
 
-function subscribe() {
+// After a lost connection also the last message again: another tab may have gone on with it.
+function subscribe(wasAway = false) {
   socket.send({
     type: 'generation.subscribe', conversation_id: conversationId, last_seq: active?.seq ?? 0,
-    message_id: active?.id ?? null, last_position: askedLastPosition,
+    message_id: active?.id ?? null, last_position: Math.max(-1, askedLastPosition - (wasAway ? 1 : 0)),
   });
 }
 
@@ -86,9 +88,9 @@ const handlers = {
     list.refresh();
     if (id === conversationId && list.deletingId !== id) leave('This chat was deleted in another tab.');
   },
-  'message.saved'({ message, replaces }) {
+  'message.saved'({ message, follows }) {
     if (message.conversation_id !== conversationId) return;
-    turns.upsert(message, replaces);
+    turns.upsert(message, follows);
     if (pending && message.client_id === pending.clientId) pending = null;
     if (message.state === 'streaming') {
       if (active?.id !== message.id) active = { id: message.id, seq: 0, text: '' };
@@ -143,8 +145,11 @@ const handlers = {
     if (error.client_id !== pending?.clientId) return;
     const failed = pending;
     giveBack(failed);
-    if (error.code !== 'stopped') showRefusal(error, failed);
-    composer.focus();
+    if (failed.message.type === 'generation.continue' && error.code === 'context_length_exceeded') {
+      turns.markFull(failed.message.message_id);
+      say(`${error.message} ${error.hint}`);
+    } else if (error.code !== 'stopped') showRefusal(error, failed);
+    composer.takeFocus();
   },
   'quota.updated'({ quota }) { showQuota(quota); },
   'error'({ code, message }) {
@@ -165,7 +170,7 @@ function ended() {
 
 // ---- what is shown
 
-function showState() { composer.busy = Boolean(active || pending); if (!active && !pending) reading = false; }
+function showState() { composer.busy = turns.busy = Boolean(active || pending); if (!active && !pending) reading = false; }
 
 function showTitle({ title, pinned }) {
   if (!document.querySelector('.chat-head .rename')) byId('title').textContent = title;
@@ -182,11 +187,12 @@ function showNotice(options) {
   byId('notice').replaceChildren(notice({ role: 'alert', ...options }));
 }
 
-function showRefusal({ code, message, hint }, failed) {
-  const retry = { label: 'Try again', act: () => { clearNotice(); if (failed.text === null) start(null); else composer.submit(); } };
+function showRefusal({ code, message, hint }, { message: { type, conversation_id: _, client_id: __, ...fields } }) {
+  const isNew = type === 'generation.start';
+  const retry = { label: 'Try again', act: () => { clearNotice(); if (isNew) composer.submit(); else ask(type.replace('generation.', ''), fields); } };
   const fresh = { label: 'New chat with this message', primary: true, act: () => { const { text } = composer; composer.text = ''; leave(); composer.text = text; composer.focus(); } };
   const parts = {
-    context_length_exceeded: { kind: 'warn', icon: 'warn', head: 'This is too long for the model.', actions: conversationId && failed.text !== null ? [fresh] : [] },
+    context_length_exceeded: { kind: 'warn', icon: 'warn', head: 'This is too long for the model.', actions: conversationId && isNew ? [fresh] : [] },
     insufficient_quota: { kind: 'warn', icon: 'clock', head: 'Your tokens do not suffice.' },
     queue_full: { kind: 'warn', icon: 'clock', head: 'Too many people are waiting.', actions: [retry] },
     engine_unavailable: { kind: 'danger', icon: 'error', head: 'The model is not ready.', actions: [retry] },
@@ -257,7 +263,8 @@ function showDown() {
 }
 
 socket.addEventListener('open', () => {
-  if (downSince) {
+  const wasAway = downSince > 0;
+  if (wasAway) {
     turns.hideWaiting();
     say('Connected again.');
     list.refresh();
@@ -267,7 +274,7 @@ socket.addEventListener('open', () => {
   clearTimeout(downTimer);
   reading = false;
   banner('signed-out', null);
-  if (conversationId) subscribe();
+  if (conversationId) subscribe(wasAway);
   if (pending) socket.send(pending.message);
 });
 
@@ -310,9 +317,10 @@ function showModel({ model, context_tokens: contextTokens }) {
 
 // ---- the page
 
-composer.addEventListener('send', ({ detail }) => { start(detail); turns.toEnd(); });
+composer.addEventListener('send', ({ detail: text }) => ask('start', { text }));
 composer.addEventListener('stop', stop);
-turns.addEventListener('again', () => { if (!active && !pending) { start(null); turns.toEnd(); } });
+turns.addEventListener('again', () => { if (!active && !pending) ask('again'); });
+turns.addEventListener('continue', ({ detail: id }) => { if (!active && !pending) ask('continue', { message_id: id }); });
 turns.addEventListener('cancel', stop);
 list.addEventListener('deleted', ({ detail }) => { if (detail.id === conversationId) leave(); });
 list.addEventListener('restored', ({ detail }) => { if (!conversationId && turns.isEmpty) location.assign(`/c/${detail.id}/`); });

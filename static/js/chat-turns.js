@@ -22,7 +22,7 @@ export class Turns extends EventTarget {
   #costMs = 0;
   #drawnAt = 0;
 
-  // Events: "again", "cancel".
+  // Events: "again", "continue" {id}, "cancel".
   constructor() {
     super();
     for (const article of this.#list.querySelectorAll('[data-role="assistant"]')) this.#adopt(article);
@@ -43,6 +43,9 @@ export class Turns extends EventTarget {
     const whole = [...this.#list.querySelectorAll('[data-position]')].filter((a) => a.dataset.state !== 'streaming');
     return whole.length ? Number(whole.at(-1).dataset.position) : -1;
   }
+
+  // While something is asked or written nothing else can be asked.
+  set busy(value) { this.#list.classList.toggle('is-busy', value); }
 
   get isEmpty() { return !this.#list.querySelector('.turn'); }
 
@@ -67,24 +70,26 @@ export class Turns extends EventTarget {
 
   find(id) { return this.#list.querySelector(`[data-id="${id}"]`); }
 
-  upsert(message, replaces) {
-    if (replaces) this.#remove(this.find(replaces));
+  // `follows`: position of the message before it. What is shown between the two was replaced.
+  upsert(message, follows = message.position) {
+    for (const article of this.#list.querySelectorAll('[data-position]')) {
+      const position = Number(article.dataset.position);
+      if (position > follows && position < message.position) this.#remove(article);
+    }
     if (message.role === 'user') return this.#upsertUser(message);
     let article = this.find(message.id);
     if (!article) {
       article = clone('tpl-answer');
       article.dataset.id = message.id;
-      // Two answers in a row: the earlier one was replaced while this page was away.
-      const before = [...this.#list.querySelectorAll('.turn')].at(-1);
-      if (before?.dataset.role === 'assistant' && before.dataset.id) this.#remove(before);
       this.#place(article);
       this.#answers.set(article, { text: '', message });
     }
     article.dataset.position = message.position;
     article.dataset.state = message.state;
     const answer = this.#answers.get(article);
-    answer.message = message;
     const live = message.state === 'streaming';
+    if (answer.message.state !== message.state) answer.firstAt = 0;
+    answer.message = message;
     if (!live) answer.text = message.content;
     this.#show(article, live);
     this.#markLast();
@@ -108,7 +113,7 @@ export class Turns extends EventTarget {
     const article = this.find(id);
     const answer = this.#answers.get(article);
     if (!answer) return;
-    if (!answer.text && text) { answer.firstAt = performance.now(); this.hideWaiting(); say('The answer has started.'); }
+    if (!answer.firstAt && madeSoFar) { answer.firstAt = performance.now(); this.hideWaiting(); say(answer.message.completion_tokens ? 'The answer goes on.' : 'The answer has started.'); }
     answer.text = text;
     answer.made = madeSoFar;
     this.#dirty.add(article);
@@ -139,7 +144,8 @@ export class Turns extends EventTarget {
     const body = article.querySelector('[data-text]');
     const message = {
       state: data.state, finish_reason: data.finishReason, error: data.error,
-      ttft_s: number(data.ttftS), duration_s: number(data.durationS), completion_tokens: number(data.completionTokens),
+      ttft_s: number(data.ttftS), duration_s: number(data.durationS),
+      prompt_tokens: number(data.promptTokens), completion_tokens: number(data.completionTokens),
     };
     this.#answers.set(article, { text: body.textContent, message });
     body.replaceChildren();
@@ -158,23 +164,40 @@ export class Turns extends EventTarget {
     renderInto(body, text);
     article.classList.toggle('is-blank', live && !text);
     article.querySelector('[data-speed]').textContent = live ? '' : speedLine(message);
-    article.querySelector('[data-after]').replaceChildren(...(live ? [] : this.#afterword(message, text)));
+    article.querySelector('[data-after]').replaceChildren(...(live ? [] : this.#afterword(article)));
   }
 
-  #afterword(message, text) {
-    const again = [{ label: 'Answer again', act: () => this.dispatchEvent(new Event('again')), primary: true }];
+  // The server found no room for more in this chat.
+  markFull(id) {
+    const article = this.find(id);
+    if (!this.#answers.has(article)) return;
+    this.#answers.get(article).isFull = true;
+    this.#show(article, false);
+    this.#settle();
+  }
+
+  // Why an answer is no whole one, and what to do about it.
+  #afterword(article) {
+    const { text, message, isFull } = this.#answers.get(article);
+    const goOn = { label: 'Continue', act: () => this.dispatchEvent(new CustomEvent('continue', { detail: Number(article.dataset.id) })), primary: true };
+    const again = { label: 'Answer again', act: () => this.dispatchEvent(new Event('again')), primary: !text };
     const kept = text ? 'The answer stopped here.' : 'There is no answer.';
+    const room = Number(document.body.dataset.contextTokens) || Infinity;
+    if (text && (isFull || (message.prompt_tokens ?? 0) + (message.completion_tokens ?? 0) >= room)) {
+      return [notice({ kind: 'neutral', icon: 'info', head: 'This chat is full: the model can read no more of it. Start a new chat to go on.', actions: [{ label: 'New chat', href: '/' }] })];
+    }
+    const actions = text ? [goOn] : [];
     if (message.state === 'error') {
-      return [notice({ kind: 'danger', icon: 'error', head: kept, text: message.error, actions: again })];
+      return [notice({ kind: 'danger', icon: 'error', head: kept, text: message.error, actions: [...actions, again] })];
     }
     if (message.state === 'interrupted') {
-      return [notice({ kind: 'warn', icon: 'warn', head: kept, text: message.error, actions: again })];
+      return [notice({ kind: 'warn', icon: 'warn', head: kept, text: message.error, actions: [...actions, again] })];
     }
     if (message.state === 'stopped') {
-      return [notice({ kind: 'neutral', icon: 'stop', head: message.error || (text ? 'You stopped this answer.' : 'You stopped it before the first word.') })];
+      return [notice({ kind: 'neutral', icon: 'stop', head: message.error || (text ? 'You stopped this answer.' : 'You stopped it before the first word.'), actions: actions.map((each) => ({ ...each, primary: false })) })];
     }
     if (message.finish_reason === 'length') {
-      return [notice({ kind: 'neutral', icon: 'info', head: 'The answer reached its longest length.', text: 'It is cut off here by the limit of this chat or of your tokens. Ask it to go on, or start a new chat.' })];
+      return [notice({ kind: 'neutral', icon: 'info', head: 'The answer reached its longest length.', actions })];
     }
     return [];
   }
@@ -197,7 +220,7 @@ export class Turns extends EventTarget {
       renderInto(article.querySelector('[data-text]'), answer.text);
       const writing = (performance.now() - (answer.firstAt ?? began)) / 1000;
       article.querySelector('[data-speed]').textContent = speedLine(
-        { ttft_s: 0, duration_s: writing, completion_tokens: answer.made }, true).replace(/^TTFT[^·]*· /, '');
+        { ttft_s: 0, duration_s: writing, completion_tokens: answer.made, earlier: answer.message.completion_tokens }, true).replace(/^TTFT[^·]*· /, '');
     }
     this.#dirty.clear();
     this.#drawnAt = performance.now();

@@ -14,6 +14,7 @@ from django.test.utils import setup_databases, teardown_databases
 
 from appliance.accounts.models import User
 from appliance.quotas.models import UsageRecord
+from appliance.serving.chat_settings import DEFAULTS, chat_settings_apply
 from tests.appliance.base import make_alice, make_bob, make_charlie
 
 
@@ -111,6 +112,11 @@ def _own_models() -> list[type[Model]]:
 def quick_passwords(settings: Any) -> None:
     """The real hasher takes a third of a second a password, on purpose."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture(autouse=True)
+def _chat_settings_as_at_first() -> None:
+    chat_settings_apply(DEFAULTS)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@
 
 It prints the password of bob and alice. It keeps everything in a temporary folder, or in
 APPLIANCE_DATA_DIR. What a message says chooses what the model does: queue, fail,
-slow, long, table, code, hostile, hold.
+slow, long, table, code, hostile, hold, cut (ends by its length after six words).
 """
 
 import argparse
@@ -106,13 +106,17 @@ class SlowStream(FakeStream):
     delay_s: float = 0.03
 
     async def events(self) -> AsyncIterator[GenerationEvent]:
-        asked = str(self.request.messages[-1]["content"]).lower()
+        *_, last = self.request.messages
+        goes_on = self.request.continue_final_message
+        asked = str((self.request.messages[-2] if goes_on else last)["content"]).lower()
         text = next(
             (t for w, t in (("table", TABLE), ("code", CODE), ("hostile", HOSTILE)) if w in asked),
             "Paris is the capital of France. It stands on the Seine.",
         )
         if "long" in asked:
             text = "\n\n".join(f"Paragraph {n}. " + TABLE for n in range(12))
+        if goes_on:
+            text = text.removeprefix(str(last["content"]))
         if "queue" in asked:
             for ahead in (2, 1):
                 yield Queued(ahead=ahead, estimated_wait_s=3.0 * ahead)
@@ -127,6 +131,9 @@ class SlowStream(FakeStream):
                 break
             if "fail" in asked and number == 6:
                 reason, error = "error", "The connection to the model broke after 6 tokens."
+                break
+            if "cut" in asked and number == 6:
+                reason = "length"
                 break
             if "hold" in asked and number == 6:
                 await self.backend.released.wait()

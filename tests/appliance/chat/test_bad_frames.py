@@ -16,6 +16,12 @@ GOOD = {
     "text": "Hello",
     "client_id": "client-0001",
 }
+CONTINUE = {
+    "type": "generation.continue",
+    "conversation_id": ID,
+    "message_id": 1,
+    "client_id": "client-0001",
+}
 
 BAD_FRAMES = {
     "cut": "{",
@@ -41,6 +47,23 @@ BAD_FRAMES = {
     "client_id not plain": json.dumps({**GOOD, "client_id": "ab\ncdefgh"}),
     "again without a conversation": json.dumps(
         {"type": "generation.again", "conversation_id": None, "client_id": "client-0001"}
+    ),
+    "edit without a message": json.dumps(
+        {**GOOD, "type": "generation.edit", "conversation_id": ID, "message_id": None}
+    ),
+    "edit without a text": json.dumps(
+        {"type": "generation.edit", "conversation_id": ID, "message_id": 1, "client_id": "c" * 9}
+    ),
+    "edit with a blank text": json.dumps(
+        {**GOOD, "type": "generation.edit", "conversation_id": ID, "message_id": 1, "text": " "}
+    ),
+    "continue without a conversation": json.dumps({**CONTINUE, "conversation_id": None}),
+    "continue without a message": json.dumps({**CONTINUE, "message_id": None}),
+    "continue with a text": json.dumps({**CONTINUE, "text": "and so on"}),
+    "continue of a message that is no number": json.dumps({**CONTINUE, "message_id": "1"}),
+    "continue of half a message": json.dumps({**CONTINUE, "message_id": 1.5}),
+    "continue without a client_id": json.dumps(
+        {"type": "generation.continue", "conversation_id": ID, "message_id": 1}
     ),
     "stop of nothing": json.dumps({"type": "generation.stop", "conversation_id": None}),
     "negative number": json.dumps(

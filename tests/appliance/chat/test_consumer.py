@@ -144,7 +144,8 @@ async def test_answer_again_takes_the_place_of_the_last_answer(tabs, backend, bo
         "generation.again", conversation_id=first["conversation_id"], client_id=str(uuid4())
     )
     saved = await tab.until("message.saved")
-    assert saved["replaces"] == first["id"]
+    # Only the question stands before it: what a page shows between them is replaced.
+    assert saved["follows"] == first["position"] - 1
     second = (await tab.until("generation.finished"))["message"]
     assert second["content"] == "Better."
     assert [m["content"] for m in backend.requests[-1].messages] == ["One"]

@@ -135,6 +135,56 @@ def test_a_reload_in_mid_answer_and_a_second_tab_end_with_the_stored_text(watche
     assert page.locator(".prose").inner_text() == shown[0]
 
 
+def test_continue_goes_on_in_the_same_answer(watched):
+    """By keyboard, over a reload, and in a second tab; the joined text is the model's."""
+    page = watched.page
+    ask(page, "cut slow")
+    note = page.locator(".turn.is-last [data-after]")
+    expect(note).to_contain_text("longest length", timeout=WAIT_MS)
+    assert page.locator(".prose").inner_text() == "Paris is the capital of France."
+    page.reload()
+    other = watched.open(page.url.removeprefix(watched.address))
+    button = page.get_by_role("button", name="Continue")
+    button.focus()
+    page.keyboard.press("Enter")
+    # While it goes on nothing else can be asked, and the keys still work.
+    expect(button).to_be_hidden(timeout=WAIT_MS)
+    expect(page.locator("#draft")).to_be_focused(timeout=WAIT_MS)
+    expect(other.locator(".prose.live")).to_contain_text("It stands", timeout=WAIT_MS)
+    page.reload()
+    for tab in (page, other):
+        is_idle(tab)
+        assert tab.locator(".turn").count() == 2
+        shown = tab.locator(".prose").inner_text()
+        assert shown == "Paris is the capital of France. It stands on the Seine."
+        expect(tab.locator(".speed").last).to_contain_text("11 tokens")
+        expect(tab.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def test_a_stopped_answer_can_go_on_too(watched):
+    page = watched.page
+    ask(page, "code slow")
+    expect(page.locator(".prose.live")).to_contain_text("Here is", timeout=WAIT_MS)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Continue").click(timeout=WAIT_MS)
+    expect(page.locator(".code-block code")).to_contain_text("def read_amount", timeout=WAIT_MS)
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-after]")).to_contain_text("You stopped", timeout=WAIT_MS)
+    assert page.locator(".turn").count() == 2
+
+
+def test_a_full_chat_says_to_start_a_new_one(watched):
+    """A11: the server refuses more, and the note offers what is left to do."""
+    page = watched.page
+    ask(page, "cut " + "word " * 992)
+    page.get_by_role("button", name="Continue").click(timeout=WAIT_MS)
+    note = page.locator(".turn.is-last [data-after]")
+    expect(note).to_contain_text("This chat is full", timeout=WAIT_MS)
+    expect(note.get_by_role("button", name="Continue")).to_have_count(0)
+    note.get_by_role("link", name="New chat").click()
+    expect(page.locator(".turn")).to_have_count(0, timeout=WAIT_MS)
+
+
 def test_a_message_that_is_refused_comes_back_to_the_box(watched):
     """A11: too long is said, nothing is cut, the text is not lost."""
     page = watched.page

@@ -126,6 +126,22 @@ async def test_a_change_may_say_why(script: Caller, engine: SimulatedBackend) ->
     assert engine.state()["slots"]["effective"] == 3
 
 
+async def test_the_longest_answer_of_the_chat_is_tuned_with_the_rest(
+    script: Caller, engine: SimulatedBackend, feed: ConsoleFeed
+) -> None:
+    before = (await script.get()).json()
+    assert before["settings"]["chat_max_tokens"]["requested"] == 2048
+    changed = (await script.patch({"chat_max_tokens": 512, "slots": 3})).json()
+    assert changed["settings"]["chat_max_tokens"]["effective"] == 512
+    assert changed["settings_version"] != before["settings_version"]
+    record = await AuditRecord.objects.aget()
+    assert record.detail["before"] == {"chat_max_tokens": 2048, "slots": 4}
+    assert "Longest answer in the chat 2,048 → 512" in audit_words(record)
+    refused = await script.patch({"chat_max_tokens": 1})
+    assert refused.status_code == 400
+    assert error(refused)["param"] == "chat_max_tokens"
+
+
 async def test_a_value_that_is_as_it_was_is_no_act(script: Caller, feed: ConsoleFeed) -> None:
     assert (await script.patch({"slots": 4})).status_code == 200
     assert not await AuditRecord.objects.aexists()

@@ -1,6 +1,7 @@
 """The tuning page: all live settings in words, the preview's arithmetic, and history."""
 
 import uuid
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +18,11 @@ from appliance.console.request_log import RequestLog
 from appliance.console.services import engine_change
 from appliance.console.setting_catalogue import FIELDS
 from appliance.quotas.models import UsageRecord
+from appliance.serving.chat_settings import DEFAULTS, chat_settings_check
 from appliance.serving.gateway import gateway_remove
-from inference.scheduling.settings import SchedulerSettings, check_changes
+from appliance.serving.live_settings import live_state
+from inference.scheduling.settings import SchedulerSettings
+from inference.scheduling.settings import check_changes as engine_check
 from tests.appliance.console.simulated_backend import SimulatedBackend
 from tests.appliance.console.test_request_log import info
 
@@ -32,10 +36,11 @@ async def admin(alice: User, feed: ConsoleFeed) -> AsyncClient:
     return client
 
 
-def test_every_field_is_a_setting_of_the_engine_and_its_ends_are_allowed() -> None:
-    defaults = SchedulerSettings()
+def test_every_field_is_a_setting_and_its_ends_are_allowed() -> None:
+    defaults = asdict(SchedulerSettings()) | DEFAULTS
     for field in FIELDS:
-        check_changes({field.name: getattr(defaults, field.name)})
+        check_changes = chat_settings_check if field.name in DEFAULTS else engine_check
+        check_changes({field.name: defaults[field.name]})
         if field.kind == "number":
             whole = field.step >= 1
             for end in (field.low, field.high):
@@ -54,7 +59,7 @@ async def test_all_settings_are_shown_with_what_they_do(
     admin: AsyncClient, engine: SimulatedBackend
 ) -> None:
     html = (await admin.get(URL)).content.decode()
-    for name in ("slots", *engine.state()["settings"]):
+    for name in ("slots", *live_state(engine)["settings"]):
         assert f'data-setting="{name}"' in html
     assert "style=" not in html
 
