@@ -13,6 +13,7 @@ from daphne.server import Server, twisted_loop
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import defer, reactor, tcp
 from twisted.logger import globalLogBeginner
+from twisted.web.http import HTTPChannel
 
 from appliance.errors import ApplianceError, RequestTooSlow
 from appliance.exposure.middleware import body_too_large, error_json
@@ -24,6 +25,9 @@ REQUEST_DEADLINE_S = 120.0
 _LINGER_BYTES = 64 * 1024 * 1024
 _LINGER_S = 5.0
 SERVICE_RESTART = 1012
+# daphne believes the first, whoever sent it, and then routes and links start elsewhere; it fails
+# on odd bytes in both. No socket of ours has a subprotocol.
+_NOT_FOR_CALLERS = (b"Daphne-Root-Path", b"Sec-WebSocket-Protocol")
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -52,7 +56,9 @@ class BoundedRequest(WebRequest):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # Twisted would read a form on the event loop, seconds for one of megabytes, and answer a
+        # broken one itself. Django reads it anew anyway.
+        super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
         self._num_body_bytes = 0
         self._is_refused = False
         self._timer = reactor.callLater(REQUEST_DEADLINE_S, self._too_slow)
@@ -86,6 +92,8 @@ class BoundedRequest(WebRequest):
             self.channel.loseConnection()
             return
         self._stop_timer()
+        for name in _NOT_FOR_CALLERS:
+            self.requestHeaders.removeHeader(name)
         super().requestReceived(*args)
 
     def connectionLost(self, reason: Any) -> None:
@@ -126,7 +134,16 @@ class SocketFactory(WebSocketFactory):
     protocol = Socket
 
 
+class Channel(HTTPChannel):
+    def resetTimeout(self) -> None:
+        # A byte now and then is no request: until its first line is there, time runs on.
+        if self.requests:
+            super().resetTimeout()
+
+
 class RequestFactory(HTTPFactory):
+    protocol = Channel
+
     def buildProtocol(self, addr: Any) -> Any:
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest

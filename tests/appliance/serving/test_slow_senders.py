@@ -5,6 +5,7 @@ from http import HTTPStatus
 import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.web.http import Request
 
 from appliance.serving import web_server
 from appliance.serving.web_server import REQUEST_DEADLINE_S, RequestFactory
@@ -20,6 +21,13 @@ class Server:
 
     def protocol_disconnected(self, protocol):
         pass
+
+
+class Answered(Request):
+    """Answers at once, so that the connection waits for the next request."""
+
+    def process(self):
+        self.finish()
 
 
 @pytest.fixture
@@ -55,10 +63,25 @@ def test_a_sender_of_a_byte_a_second_is_answered_with_408_b11(clock, sender, hea
     assert transport.disconnecting
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_a_request_line_that_never_ends_is_cut_off(clock, before):
+    channel = RequestFactory(Server()).buildProtocol(None)
+    channel.callLater = clock.callLater
+    channel.requestFactory = Answered
+    transport = StringTransport()
+    channel.makeConnection(transport)
+    channel.dataReceived(before)
+    for _ in range(int(channel.timeOut)):
+        assert not transport.disconnecting
+        clock.advance(1)
+        channel.dataReceived(b"G")
+    assert transport.disconnecting
+
+
 @pytest.mark.parametrize("status", [200, 408, 422, 429, 503])
 def test_the_status_line_has_words_for_every_status(sender, status):
     channel, transport = sender
-    request = channel._channel.requests[0]
+    request = channel.requests[0]
     request.clientproto = b"HTTP/1.1"
     request.setResponseCode(status)
     request.write(b"")
