@@ -9,7 +9,6 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
-from django.views.defaults import server_error
 
 from appliance.api_keys.services import api_key_authenticate
 from appliance.errors import ApplianceError, NotAllowed, NotAuthenticated
@@ -48,13 +47,15 @@ def _probed(body: dict[str, object], is_good: bool) -> HttpResponse:
 def page_failed(request: HttpRequest) -> HttpResponse:
     """Django's handler of what a page did not catch; it asks while the fault is being handled."""
     exc = sys.exc_info()[1]
-    if isinstance(exc, STORAGE_FAULTS):
-        told = storage_unavailable(exc)
-        words = {"head": "Not now", "message": told.message}
-        response = HttpResponse(render_to_string("500.html", words), status=told.status)
-        response["Retry-After"] = str(told.retry_after_s)
-        return response
-    return server_error(request)
+    # No context processors: they ask the session and the user, and so the database.
+    words: dict[str, object] = {"request": request}
+    if not isinstance(exc, STORAGE_FAULTS):
+        return HttpResponse(render_to_string("500.html", words), status=500)
+    told = storage_unavailable(exc)
+    words |= {"head": "Not now", "message": told.message, "number": told.status}
+    response = HttpResponse(render_to_string("500.html", words), status=told.status)
+    response["Retry-After"] = str(told.retry_after_s)
+    return response
 
 
 @login_not_required
