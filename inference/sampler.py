@@ -5,7 +5,7 @@ Drawing keeps no state. A token is the inverse of the cumulative distribution at
 the same text alone, in any batch and after a preemption, and so has an unseeded one within itself.
 
 A row is changed only by its own request's parameters. Temperature comes first, then top_k, then
-top_p over what top_k left, then min_p (nucleus: arXiv:1904.09751).
+top_p over what top_k left, then min_p (`nucleus.py`).
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inference.device_copies import HostCopy, array_to_device, to_device
 from inference.grammar.masking import accept_tokens, bar_tokens
 from inference.grammar.matcher import TokenMatcher
+from inference.nucleus import RUN, least_weights, runs_of
 from inference.outputs import TokenLogprobs, TokenOutput
 from inference.penalties import IntArray, TokenCounts, penalise_rows, places
 from inference.request import Request
@@ -30,10 +30,6 @@ from inference.sampling_params import SamplingParams
 from kernels.sampling import sample
 
 _UNUSABLE = "The model gave no usable scores for the next token (not a number, or none allowed)."
-# How many of the most likely tokens are looked at for a nucleus, before all are.
-_NUCLEUS_WIDTHS = (64, 1024, 8192)
-# Tokens summed at once when drawing.
-_RUN = 128
 _NONE: IntArray = np.zeros(0, np.int64)
 
 
@@ -210,7 +206,7 @@ def draw(
     if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
         floor = torch.from_numpy(min_p).to(device, torch.float32)
         if (top_k > 0).any() or (top_p < 1).any():
-            floor = torch.maximum(floor, _floor(weights, top_k, top_p))
+            floor = torch.maximum(floor, least_weights(weights, top_k, top_p))
         weights.mul_(weights >= floor[:, None])
     return _pick(weights, torch.from_numpy(uniform).to(device))
 
@@ -221,7 +217,7 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     First the run of tokens, then the token in it, so that only one run is summed token by token.
     """
     num_rows, vocab_size = weights.shape
-    runs = F.pad(weights, (0, -vocab_size % _RUN)).view(num_rows, -1, _RUN)
+    runs = runs_of(weights)
     sums = runs.sum(dim=-1).double()
     ends = sums.cumsum(dim=-1)
     target = uniform[:, None] * ends[:, -1:]
@@ -231,47 +227,8 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     within = tokens.cumsum(dim=-1, dtype=torch.float64)
     # Below 1, so that the place found weighs more than 0.
     target = share.clamp(0.0, 1.0 - 2.0**-40) * within[:, -1:]
-    token = torch.searchsorted(within, target, right=True).clamp_(max=_RUN - 1)
-    return (run * _RUN + token)[:, 0].clamp_(max=vocab_size - 1)
-
-
-def _floor(weights: Tensor, top_k: IntArray, top_p: npt.NDArray[np.float64]) -> Tensor:
-    """[num_rows]: the least weight that top_k and top_p let through, 0 for any."""
-    vocab_size = weights.shape[1]
-    limits = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
-    floor = weights.new_zeros(len(limits))
-    left = np.flatnonzero((limits < vocab_size) | (top_p < 1))
-    # A nucleus mostly ends within few tokens, and finding few is much cheaper than sorting all.
-    for width in (*_NUCLEUS_WIDTHS, vocab_size):
-        width = min(width, vocab_size)
-        rows = torch.from_numpy(left)
-        found, ended = _floor_within(weights[rows], limits[left], top_p[left], width)
-        floor[rows] = found
-        if width == vocab_size:
-            break
-        left = left[~ended.numpy()]
-        if not left.size:
-            break
-    return floor
-
-
-def _floor_within(
-    weights: Tensor, limits: IntArray, top_p: npt.NDArray[np.float64], width: int
-) -> tuple[Tensor, Tensor]:
-    """The floor as the `width` most likely tokens show it, and whether they show all of it."""
-    device = weights.device
-    limit = torch.from_numpy(limits).to(device)[:, None]
-    wanted = torch.from_numpy(top_p).to(device)[:, None]
-    top = weights.topk(width, dim=-1).values  # [num_rows, width], most likely first
-    rank = torch.arange(width, device=device)
-    limited = top.double().masked_fill_(rank >= limit, 0.0)
-    whole = weights.sum(dim=-1, keepdim=True).double()
-    mass = torch.where(limit <= width, limited.sum(dim=-1, keepdim=True), whole)
-    before = (limited.cumsum(dim=-1) - limited) / mass
-    kept = ((rank < limit) & (before < wanted)).sum(dim=-1, keepdim=True).clamp_(min=1)
-    # A top_k beyond the width leaves its mass unknown.
-    ended = (limit <= width) | ((kept < width) & (limit == weights.shape[1]))
-    return top.gather(1, kept - 1)[:, 0], ended[:, 0]
+    token = torch.searchsorted(within, target, right=True).clamp_(max=RUN - 1)
+    return (run * RUN + token)[:, 0].clamp_(max=vocab_size - 1)
 
 
 def _counts(plan: _Plan, request: Request) -> TokenCounts:
