@@ -1,22 +1,19 @@
 #!/usr/bin/env python
-"""Django's command-line utility for administrative tasks."""
+"""The product's commands: `manage.py help` lists them."""
 
 import os
 import sys
 
 
 def main():
-    """Run administrative tasks."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "appliance.settings")
     try:
-        from django.core.management import execute_from_command_line
-    except ImportError as exc:
-        raise ImportError(
-            "Couldn't import Django. Are you sure it's installed and "
-            "available on your PYTHONPATH environment variable? Did you "
-            "forget to activate a virtual environment?"
+        from appliance.command_line import run
+    except ModuleNotFoundError as exc:
+        raise SystemExit(
+            f"{exc}. Run deploy/start once: it makes .venv; then use .venv/bin/python manage.py."
         ) from exc
-    execute_from_command_line(sys.argv)
+    run(sys.argv)
 
 
 if __name__ == "__main__":

@@ -84,13 +84,20 @@ def require_schema() -> None:
         raise StartRefused(
             f"The database does not answer: {exc}. Check DATABASE_URL and that it runs."
         ) from exc
-    if plan:
-        migration = plan[0][0]
-        raise StartRefused(
-            f"The database lacks {len(plan)} change{'' if len(plan) == 1 else 's'} of this version "
-            "(the first is "
-            f"{migration.app_label}.{migration.name}). Run: manage.py migrate"
+    if not plan:
+        return
+    where = "The database"
+    if connection.vendor == "sqlite":
+        where += f" in the data folder {settings.DATA_DIR}"
+    if len(plan) == len(executor.loader.graph.nodes):
+        lacks = f"{where} is empty. APPLIANCE_DATA_DIR or DATABASE_URL may name another."
+    else:
+        first, changes = plan[0][0], "change" if len(plan) == 1 else "changes"
+        lacks = (
+            f"{where} lacks {len(plan)} {changes} of this version (the first is "
+            f"{first.app_label}.{first.name})."
         )
+    raise StartRefused(f"{lacks} Run: manage.py migrate")
 
 
 def require_redis() -> None:

@@ -26,13 +26,13 @@ def embedded(data_dir: Path) -> dict[str, str]:
     }
 
 
-def test_a_worker_whose_server_is_gone_ends(tmp_path: Path) -> None:
+def test_a_worker_whose_server_is_gone_ends(data_dir: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     worker = subprocess.run(
         [sys.executable, "manage.py", "worker", "--parent", str(gone.pid)],
         cwd=ROOT,
-        env=embedded(tmp_path),
+        env=embedded(data_dir),
         capture_output=True,
         timeout=60,
         check=False,
@@ -51,14 +51,14 @@ def test_only_a_broken_table_of_the_broker_is_removed_d12(torn: bytes, tmp_path:
     broker_mend(tmp_path / "there is none")
 
 
-def test_a_worker_starts_on_a_broker_that_a_full_disk_left_torn_d12(tmp_path: Path) -> None:
-    table = tmp_path / "broker" / "control" / "celery.exchange"
+def test_a_worker_starts_on_a_broker_that_a_full_disk_left_torn_d12(data_dir: Path) -> None:
+    table = data_dir / "broker" / "control" / "celery.exchange"
     table.parent.mkdir(parents=True)
     table.write_bytes(b"")
     worker = subprocess.Popen(
         [sys.executable, "manage.py", "worker", "--parent", str(os.getpid())],
         cwd=ROOT,
-        env=embedded(tmp_path),
+        env=embedded(data_dir),
         stderr=subprocess.PIPE,
     )
     ends_at = time.monotonic() + 60

@@ -5,7 +5,6 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
 
 from appliance.accounts.models import User
 from appliance.api_keys.networks import networks_parse
@@ -29,13 +28,12 @@ def _names(text: str) -> list[str]:
 
 def _owner(username: str) -> User:
     """The wrong data folder is the likely fault, as only the server's start is told of another."""
-    where = f"the data folder {settings.DATA_DIR}; APPLIANCE_DATA_DIR names another"
-    try:
-        owner = User.objects.filter(username=username).first()
-    except DatabaseError as exc:
-        raise CommandError(f"No server has been started on {where}. ({exc})") from exc
+    owner = User.objects.filter(username=username).first()
     if owner is None:
-        raise CommandError(f"There is no user {username!r} in {where}.")
+        raise CommandError(
+            f"There is no user {username!r} in the data folder {settings.DATA_DIR}; "
+            "APPLIANCE_DATA_DIR names another."
+        )
     return owner
 
 

@@ -22,6 +22,7 @@ from appliance.capacity.services import key_issue, own_server, run_keep
 from appliance.capacity.table import as_csv, table
 from appliance.capacity.tasks import LedgerWatcher
 from appliance.errors import ApplianceError
+from appliance.serving.start import StartRefused, require_schema
 
 _BAR = 24
 
@@ -58,10 +59,13 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
+            if options["keep"]:
+                # Before minutes of a test whose result could not be kept.
+                require_schema()
             plan = _plan(options)
             mix = mix_named(plan.mix)
             levels, model = self._measured(plan, mix, options)
-        except (ApplianceError, RunStopped) as exc:
+        except (ApplianceError, RunStopped, StartRefused) as exc:
             raise CommandError(getattr(exc, "message", str(exc))) from exc
         except KeyboardInterrupt:
             raise CommandError("Stopped.") from None

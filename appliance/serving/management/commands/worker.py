@@ -8,10 +8,11 @@ from typing import Any
 
 from celery.platforms import SecurityWarning
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from appliance.celery import app
 from appliance.serving.broker_files import broker_mend
+from appliance.serving.start import StartRefused, require_schema
 
 _LOOK_EVERY_S = 1.0
 
@@ -31,6 +32,10 @@ class Command(BaseCommand):
         # A server that was killed before this line is no longer the parent: it has to be named.
         parent = options["parent"] or os.getppid()
         threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+        try:
+            require_schema()
+        except StartRefused as exc:
+            raise CommandError(str(exc)) from exc
         # In a container root is the usual user; messages are JSON only, never pickles.
         warnings.simplefilter("ignore", SecurityWarning)
         # Redis has none.
