@@ -234,10 +234,7 @@ class Engine:
         """Drain, end what still runs after `grace_s`, give the memory back. Idempotent.
 
         Returns when the thread has ended; with a log entry if it hangs in a step. `why` is as for
-        `drain`.
-
-        Args:
-            cut_off: what those read whose answers did not end in time.
+        `drain`; `cut_off` is what those read whose answers did not end in time.
         """
         self.drain(why)
         self._cut_off = cut_off
@@ -250,7 +247,7 @@ class Engine:
         self.thread.join(grace_s + _HANG_S)
         if self.thread.is_alive():
             logger.error("the engine thread hangs in a step; its requests are ended without it")
-            self._streams.end_all(FinishReason.ERROR, self._cut_off)
+            self._die(EngineDead(self._cut_off), "a step did not end when the server stopped")
 
     # ---- engine thread
 
@@ -310,13 +307,13 @@ class Engine:
                 logger.exception("the engine thread failed")
             self._die(EngineDead(DEAD), f"the engine failed: {named(error)}")
         finally:
+            # Given up by another thread, this one may have taken requests in after that.
+            self._end_streams()
             close_runner(self._runner)
 
     def _must_leave(self) -> bool:
-        if self.ending.error is not None:
-            return True
-        if self._stop_at_s is None:
-            return False
+        if self.ending.error is not None or self._stop_at_s is None:
+            return self.ending.error is not None
         return not self._scheduler.has_unfinished() or self._clock() >= self._stop_at_s
 
     def _obey(self, command: Command, now_s: float) -> None:
@@ -388,10 +385,14 @@ class Engine:
         if not self.ending.set(error, cause):
             return
         self._inbox.shut(EngineDead(str(error)))
-        for command in self._inbox.take():
-            if isinstance(command, Add):
-                self._streams.add(command.stream)
-        self._streams.end_all(FinishReason.ERROR, str(error))
+        self._end_streams()
         self._publisher.on_dead(cause)
         self._is_settled.set()
         self.ending.tell()
+
+    def _end_streams(self) -> None:
+        """End every stream, of requests that were not taken in as well. Twice is nothing."""
+        for command in self._inbox.take():
+            if isinstance(command, Add):
+                self._streams.add(command.stream)
+        self._streams.end_all(FinishReason.ERROR, str(self.ending.error))

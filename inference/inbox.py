@@ -5,6 +5,7 @@ while the engine computes. Invariant: what was let in is either taken by the eng
 by it when the door is shut, so every accepted request meets its end.
 """
 
+import contextlib
 import math
 import threading
 from collections import deque
@@ -99,10 +100,15 @@ class Inbox:
         self.wake.set()
 
     def take(self) -> list[Command]:
-        """Everything handed in since the last call, in order. The engine thread only."""
+        """Everything handed in since the last call, in order.
+
+        The engine thread only; another one too when it gives the engine up, and then each command
+        goes to one of them.
+        """
         commands: list[Command] = []
-        while self._commands:
-            commands.append(self._commands.popleft())
+        with contextlib.suppress(IndexError):
+            while True:
+                commands.append(self._commands.popleft())
         return commands
 
     def open(self) -> None:

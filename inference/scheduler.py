@@ -32,6 +32,7 @@ from inference.scheduling.speculation import Speculation, taken_tokens
 from inference.scheduling.waiting import WaitingRequests
 
 _POOL_SHRANK = "The server's memory was made smaller than this prompt. Send a shorter one."
+_TOO_LATE = "The server was too busy: the request waited past its time limit."
 _INTERACTIVE_ONLY = (RequestClass.INTERACTIVE,)
 
 
@@ -159,9 +160,10 @@ class Scheduler:
         if self.resizer.is_due:
             self.resizer.step(self.unfinished())
             self.apply(self.settings, now_s)
-        for late in self.waiting.expired(now_s):
-            detail = "The server was too busy: the request waited past its time limit."
-            self.finish(late.request_id, FinishReason.ERROR, detail, now_s)
+        # Again after each look: whoever was held for one of them waits from then on.
+        while late := self.waiting.expired(now_s):
+            for request in late:
+                self.finish(request.request_id, FinishReason.ERROR, _TOO_LATE, now_s)
         may_admit = self.settings.policy != "static" or not len(self.running)
         num_preempted = len(self._news.preempted)
         parts: dict[str, ScheduledRequest] = {}
@@ -217,7 +219,10 @@ class Scheduler:
                 end = self._take_token(run, token, now_s, progress)
                 if end is not None:
                     break
-            if request.num_computed_tokens % self.kv.block_size < part.num_new_tokens:
+            if sampled is not None and sampled.error is not None and not sampled.is_refusal:
+                # What it was computed from may be as bad: nobody else is to start on it.
+                self.kv.distrust(request.request_id)
+            elif request.num_computed_tokens % self.kv.block_size < part.num_new_tokens:
                 self.kv.commit(request)
             if len(self._held) and request.num_computed_tokens >= request.num_prompt_tokens:
                 self._release_held(request.request_id, now_s)
@@ -338,8 +343,7 @@ class Scheduler:
         """Start one request if memory allows."""
         available = self.kv.pool.num_available
         short = self.shortage
-        is_short = short and short.request is request and available <= short.num_available
-        if is_short and len(self.running):
+        if short is not None and short.still_holds(request, available, len(self.running)):
             return None
         parent = self._fork_parent(request)
         prefix = [] if parent is not None else self.kv.find_prefix(request)
@@ -350,7 +354,8 @@ class Scheduler:
         needed += self.kv.num_unreferenced(prefix)
         kept_free = blocks_kept_free(request, self.running, self.kv, self.settings)
         if len(self.running) and needed + kept_free > available:
-            self.shortage = Shortage(request, needed, kept_free, available)
+            num_running = len(self.running)
+            self.shortage = Shortage(request, needed, kept_free, available, num_running)
             return None
         self.shortage = None
         if parent is not None:

@@ -224,10 +224,12 @@ def _wake_all(streams: list[RequestStream]) -> None:
 class StreamBook:
     """Every live stream by request id, and which of them got something since the last delivery.
 
-    Owner: the engine thread. After a hang of that thread `end_all` may come from another one.
+    Owner: the engine thread. After a hang of that thread `end_all` may come from another one; what
+    the engine thread adds after it needs another `end_all`, of its own.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._streams: dict[str, RequestStream] = {}
         self._touched: dict[str, RequestStream] = {}
 
@@ -235,7 +237,8 @@ class StreamBook:
         return len(self._streams)
 
     def add(self, stream: RequestStream) -> None:
-        self._streams[stream.request_id] = stream
+        with self._lock:
+            self._streams[stream.request_id] = stream
 
     def touch(self, request_id: str) -> RequestStream:
         """The stream, to add something to; it is delivered next."""
@@ -253,8 +256,9 @@ class StreamBook:
         return [stream.request_id for stream in orphans]
 
     def end_all(self, reason: FinishReason, detail: str) -> None:
-        streams = [*self._touched.values(), *self._streams.values()]
-        self._streams, self._touched = {}, {}
+        with self._lock:
+            streams = [*self._touched.values(), *self._streams.values()]
+            self._streams, self._touched = {}, {}
         for stream in streams:
             stream.end(reason, detail)
         deliver_batch(streams)

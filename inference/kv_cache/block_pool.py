@@ -144,6 +144,14 @@ class BlockPool:
         block.content = content
         self._by_digest[digest] = block
 
+    def forget_content(self, block_ids: Iterable[int]) -> None:
+        """Make held blocks, which stay with their holders, no longer findable."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            assert block.ref_cnt > 0, f"block {block_id} is held by nobody"
+            if block.digest is not None:
+                self._forget(block)
+
     def clear_cache(self) -> None:
         """Forget every content; cached blocks become free, used ones stay with their holders."""
         unreferenced = self._queue.take_all_cached()

@@ -147,6 +147,10 @@ class KVCacheManager:
             digest = self._digest_of(request, index)
             self.pool.cache_full(table[index], digest, self._content(request, index))
 
+    def distrust(self, request_id: str) -> None:
+        """Let none of its blocks be found: what they hold gave no usable scores."""
+        self.pool.forget_content(self._tables[request_id])
+
     # ---- making the pool smaller
 
     def move_below(self, limit: int) -> list[tuple[int, int]]:

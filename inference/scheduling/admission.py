@@ -19,6 +19,13 @@ class Shortage(NamedTuple):
     # To be left to running requests for their growth.
     num_kept_free: int
     num_available: int
+    # For fewer running ones less is kept free.
+    num_running: int
+
+    def still_holds(self, request: Request, num_available: int, num_running: int) -> bool:
+        """Whether nothing has changed that could let `request` start; never when nothing runs."""
+        is_as_short = num_available <= self.num_available and num_running >= self.num_running
+        return self.request is request and num_running > 0 and is_as_short
 
 
 def blocks_kept_free(

@@ -52,8 +52,12 @@ class WaitingRequests:
         """A preempted request, ahead of all of its class that did not start yet."""
         self._requests[request.request_id] = request
         self.turns.enter(request.request_class, now_s)
-        entry = (admission, next(self._sequence), request)
-        heapq.heappush(self._preempted[request.request_class], entry)
+        heap = self._preempted[request.request_class]
+        if any(entry[2] is request for entry in heap):
+            # It started from behind others whose owner was at its cap, and left its entry.
+            heap[:] = [entry for entry in heap if entry[2] is not request]
+            heapq.heapify(heap)
+        heapq.heappush(heap, (admission, next(self._sequence), request))
 
     def discard(self, request_id: str) -> Request | None:
         """Take a request out wherever it stands; None if it does not wait."""

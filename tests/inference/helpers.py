@@ -110,6 +110,8 @@ class FakeRunner:
         self.before_step: Callable[[SchedulerOutput], None] = lambda output: None
         # Request id -> the error its next token has.
         self.row_errors: dict[str, str] = {}
+        # The same, for which the caller is at fault.
+        self.row_refusals: dict[str, str] = {}
         self.load_error: Exception | None = None
         # What the KV storage can be made as large as.
         self.most_blocks = 2 * num_blocks
@@ -177,6 +179,9 @@ class FakeRunner:
         error = self.row_errors.pop(request.request_id, None)
         if error is not None:
             return TokenOutput(token_id=-1, error=error)
+        refusal = self.row_refusals.pop(request.request_id, None)
+        if refusal is not None:
+            return TokenOutput(token_id=-1, error=refusal, is_refusal=True)
         script = self.script.get(request.request_id, ())
         index = len(context) - request.num_prompt_tokens
         token_id = script[index] if index < len(script) else fake_next_token(context)

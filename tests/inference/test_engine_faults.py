@@ -137,6 +137,44 @@ def test_a_failed_row_ends_that_request_only(engine, runner):
     assert collect(good_stream).token_ids == expected_output(good.prompt_token_ids, 5)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_led_to_a_failed_row_is_not_found_by_the_next_request_a08(engine, runner, is_shared):
+    """Keys that are no numbers would fail everybody who begins with the same text, for ever."""
+    prompt = list(range(100, 164))
+    bad = make_request(prompt, 9)
+    streams = [engine.add_request(bad)]
+    if is_shared:
+        engine.step()
+        streams.append(engine.add_request(make_request(prompt, 9)))
+        engine.step()
+        assert engine._scheduler.kv.pool.num_shared == 3
+    runner.row_errors[bad.request_id] = "The model gave no usable result."
+    step_out(engine)
+    results = [collect(stream) for stream in streams]
+    assert results[0].finish_reason is FinishReason.ERROR
+    # Who shared them is not ended for it.
+    assert all(result.token_ids == expected_output(prompt, 9) for result in results[1:])
+    engine._scheduler.check_integrity()
+    again = engine.add_request(make_request(prompt, 5))
+    step_out(engine)
+    result = collect(again)
+    assert result.token_ids == expected_output(prompt, 5)
+    assert result.num_cached_tokens == 0
+
+
+def test_an_answer_that_cannot_keep_its_form_costs_nobody_the_cache(engine, runner):
+    """The caller's fault, not the model's: otherwise anybody could empty a shared cache."""
+    prompt = list(range(100, 164))
+    bad = make_request(prompt, 9)
+    runner.row_refusals[bad.request_id] = "The answer could not be held to the form."
+    stream = engine.add_request(bad)
+    step_out(engine)
+    assert collect(stream).finish_reason is FinishReason.REFUSED
+    again = engine.add_request(make_request(prompt, 5))
+    step_out(engine)
+    assert collect(again).num_cached_tokens == 48
+
+
 @dataclass(frozen=True)
 class HeldSteps:
     began: threading.Event = field(default_factory=threading.Event)
@@ -261,9 +299,34 @@ def test_a_step_that_hangs_does_not_hold_up_the_shutdown(runner, monkeypatch):
     runner.before_step = hang
     stream = engine.add_request(make_request(4, 900))
     assert stepping.wait(DEADLINE_S)
+    # Accepted, and not taken in by the engine, which hangs.
+    waiting = engine.add_request(make_request(4, 5))
     engine.shutdown(0.0)
-    assert collect(stream).finish_reason is FinishReason.ERROR
+    for each in (stream, waiting):
+        result = collect(each)
+        assert result.finish_reason is FinishReason.ERROR
+        assert "stopped before" in result.finish_detail
     gate.set()
+    until(lambda: runner.is_closed)
+
+
+def test_a_request_taken_in_while_the_engine_is_given_up_still_gets_its_end(runner, monkeypatch):
+    """Between two steps: the engine thread has it in hand when another one ends all streams."""
+    engine = Engine(fake_config(), runner)
+    engine.start()
+    engine.wait_ready(DEADLINE_S)
+    take = engine._inbox.take
+
+    def take_and_be_given_up():
+        commands = take()
+        if commands:
+            monkeypatch.setattr(engine._inbox, "take", take)
+            engine.abandon("a step did not end")
+        return commands
+
+    monkeypatch.setattr(engine._inbox, "take", take_and_be_given_up)
+    stream = engine.add_request(make_request(4, 900))
+    assert collect(stream).finish_reason is FinishReason.ERROR
     until(lambda: runner.is_closed)
 
 

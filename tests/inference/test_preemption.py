@@ -2,7 +2,8 @@
 
 import pytest
 
-from inference.request import FinishReason, RequestClass
+from inference.request import FinishReason, RequestClass, RequestStatus
+from inference.scheduling.waiting import WaitingRequests
 from tests.inference.helpers import Harness, expected_output, make_request
 
 
@@ -143,3 +144,19 @@ def test_a_cap_per_owner_does_not_hold_back_what_was_already_started():
     harness.run()
     assert_undisturbed(old, new)
     assert len(new.output_token_ids) == 60
+
+
+def test_one_preempted_again_waits_once_though_it_passed_another_at_its_cap():
+    waiting = WaitingRequests()
+    first, second = make_request(8), make_request(8, owner="bob")
+    for admission, request in enumerate((first, second)):
+        request.set_status(RequestStatus.RUNNING)
+        request.set_status(RequestStatus.PREEMPTED)
+        waiting.put_back(request, admission, 0.0)
+    waiting.park(first.owner)
+    assert waiting.peek(0.0, 100.0) is second
+    waiting.start(second, 0.0, 0.0)
+    second.set_status(RequestStatus.RUNNING)
+    second.set_status(RequestStatus.PREEMPTED)
+    waiting.put_back(second, 1, 1.0)
+    assert waiting.order(10) == [first, second]

@@ -330,6 +330,23 @@ def test_a_request_that_waits_past_its_deadline_ends_with_an_error():
     assert running.finish_reason is FinishReason.LENGTH
 
 
+def test_a_choice_that_waited_for_another_one_too_late_does_not_start():
+    """The one whose prompt it was to share ends at its deadline; its own has passed as well."""
+    harness = Harness(slots=1)
+    # Its slot becomes free just before the deadline passes.
+    harness.add(make_request(4, 4))
+    harness.step()
+    first = make_request(40, 5, queue_deadline_s=5.0, owner="bob")
+    second = make_request(
+        first.prompt_token_ids, 5, queue_deadline_s=5.0, fork_of=first.request_id, owner="bob"
+    )
+    harness.add(first, second)
+    assert len(harness.scheduler.waiting) == 1, "the second is held"
+    harness.run()
+    assert {request.finish_reason for request in (first, second)} == {FinishReason.ERROR}
+    assert second not in harness.started
+
+
 def test_a_deadline_does_not_touch_a_request_that_started():
     harness = Harness(slots=1)
     request = make_request(4, 10, queue_deadline_s=5.0)

@@ -65,6 +65,22 @@ def test_the_first_in_line_says_how_many_blocks_it_lacks_and_the_next_that_it_is
     assert {large, small} <= set(harness.started)
 
 
+def test_one_short_of_memory_starts_when_fewer_are_left_to_keep_room_for() -> None:
+    """As much is available as when it was put off, but one answer less is to grow."""
+    harness = Harness(num_blocks=12, slots=4)
+    growing, ending = make_request(44, 60), make_request(8, 7, owner="bob")
+    started(harness, growing, ending)
+    waiting = make_request(100, 4, owner="carol")
+    started(harness, waiting)
+    available = told(harness)[waiting]["available"]
+    while ending not in harness.ended:
+        harness.step()
+    assert harness.kv.num_blocks_of(growing.request_id) == 4, "it was to grow meanwhile"
+    assert harness.kv.pool.num_available == available
+    harness.step()
+    assert waiting in harness.started
+
+
 def test_a_preempted_request_is_not_held_by_caps_that_hold_new_ones() -> None:
     harness = Harness(num_blocks=8, max_running_per_owner=2)
     harness.add(make_request(30, 60), make_request(30, 60))
