@@ -4,7 +4,9 @@ import hashlib
 import secrets
 from datetime import timedelta
 
+from django.contrib.auth import SESSION_KEY
 from django.contrib.auth.password_validation import validate_password
+from django.contrib.sessions.models import Session
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
@@ -84,9 +86,21 @@ def user_set_active(user: User, is_active: bool, *, by: User | None = None) -> N
         if not is_active:
             _keep_an_admin(user)
             OneTimeLink.objects.filter(user=user, used_at=None).delete()
+            _sessions_end(user)
         user.is_active = is_active
         user.save(update_fields=["is_active"])
         act_done(by, "user.activate" if is_active else "user.deactivate", user.username)
+
+
+def _sessions_end(user: User) -> None:
+    """Else they would go on where they were once the account is switched on again."""
+    # The owner stands inside the signed data of each: a team has few, and this is rare.
+    ended = [
+        session.pk
+        for session in Session.objects.iterator()
+        if session.get_decoded().get(SESSION_KEY) == str(user.pk)
+    ]
+    Session.objects.filter(pk__in=ended).delete()
 
 
 def _keep_an_admin(user: User) -> None:

@@ -83,6 +83,19 @@ def test_c23_unknown_wrong_and_switched_off_look_the_same(
     assert MISMATCH in try_sign_in(client, "bob", PASSWORD)
 
 
+def test_a_session_from_before_an_account_was_switched_off_is_gone_for_good(
+    client: Client, bob_with_password: User, alice: User
+) -> None:
+    others = Client()
+    others.force_login(alice)
+    assert try_sign_in(client, "bob", PASSWORD) == "in"
+    user_set_active(bob_with_password, False)
+    user_set_active(bob_with_password, True)
+    assert client.get("/account/").headers["Location"].startswith("/login/")
+    assert others.get("/account/").status_code == 200
+    assert try_sign_in(client, "bob", PASSWORD) == "in"
+
+
 def test_c23_five_wrong_tries_lock_this_name_from_this_address_only(
     client: Client, bob_with_password: User, alice: User
 ) -> None:
