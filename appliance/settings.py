@@ -148,6 +148,12 @@ CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = TIME_ZONE
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BEAT_SCHEDULE = {
+    "sign-of-life": {
+        "task": "appliance.serving.tasks.sign_of_life",
+        "schedule": 20.0,
+        # Of many that piled up one is enough.
+        "options": {"expires": 60.0},
+    },
     "heal-reservations": {
         "task": "appliance.quotas.tasks.heal_reservations",
         "schedule": 300.0,

@@ -21,6 +21,7 @@ from appliance.console.host_load import HostLoad
 from appliance.console.load_history import MinuteMaker, minute_save
 from appliance.console.picture import Picture
 from appliance.console.selectors import settings_version, users_by_owner
+from appliance.console.trouble import TroubleWatch
 from appliance.console.weights import WeightKeeper
 from appliance.errors import EngineUnavailable
 from appliance.serving.backend import Backend
@@ -66,6 +67,7 @@ class ConsoleFeed:
         self._host: dict[str, Any] = {}
         self._minutes = MinuteMaker(self.epoch)
         self.weights = WeightKeeper()
+        self.trouble = TroubleWatch()
 
     def start(self) -> None:
         """Begin to keep the history; does nothing when it runs."""
@@ -77,6 +79,7 @@ class ConsoleFeed:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        await self.trouble.close()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -115,7 +118,7 @@ class ConsoleFeed:
         now = time.monotonic() - self._started
         if self.picture.samples.is_due(now):
             self._host = self._load.read(state)
-        state = {**state, "host": self._host}
+        state = {**state, "host": self._host, "trouble": self.trouble.take(state, events)}
         self.picture.observe(state, block_map, events, now=now, epoch=self.epoch)
         unknown = self.picture.unknown_owners()
         if unknown:

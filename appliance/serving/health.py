@@ -99,11 +99,14 @@ def _query() -> None:
         cursor.execute("SELECT 1")
 
 
+def free_bytes() -> int:
+    """What the disk of the data folder still takes."""
+    return shutil.disk_usage(settings.DATA_DIR).free
+
+
 def has_room() -> bool:
     """Whether the embedded database can grow. Reads work on a full disk: no query tells."""
-    if connection.vendor != "sqlite":
-        return True
-    return shutil.disk_usage(settings.DATA_DIR).free >= LEAST_FREE_BYTES
+    return connection.vendor != "sqlite" or free_bytes() >= LEAST_FREE_BYTES
 
 
 async def ask_redis() -> bool:

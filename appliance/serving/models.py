@@ -16,3 +16,12 @@ class EngineSetting(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value!r}"
+
+
+class WorkerSign(models.Model):
+    """When the background worker last did its work. One row."""
+
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"worker at {self.at}"

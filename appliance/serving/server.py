@@ -31,6 +31,7 @@ from appliance.serving.gateway import (
 from appliance.serving.health import readiness
 from appliance.serving.web_server import SERVICE_RESTART, WebServer
 from appliance.serving.worker_process import WorkerProcess
+from appliance.serving.worker_watch import worker_expect
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,8 @@ class ApplianceServer:
                 # Not before: its own start would take a core from the loading model.
                 if self._worker is not None:
                     self._worker.start()
+                # Also without one of its own: another has to do the work then.
+                worker_expect()
                 self._say(f"ready: {self._url}")
                 return True
             progress, doing = state.get("progress") or (0.0, "")

@@ -1,4 +1,4 @@
-// One notice over the page, the worst wins: stopped, draining, loading, connection lost.
+// One notice over the page, the worst wins: what the server tells is wrong, loading, connection lost.
 import { icon, seconds, setText } from './words.js';
 
 // Numbers older than this are greyed.
@@ -46,17 +46,16 @@ export class Banner {
     const { state } = this.#model;
     if (this.#refused === 4401) return { tone: 'danger', image: 'lock', what: 'You are signed out.', why: 'Sign in again to see the server.' };
     if (this.#refused) return { tone: 'danger', image: 'lock', what: 'You are no longer an admin.', why: 'Only admins see this page.' };
-    if (state.state === 'dead') return { tone: 'danger', image: 'error', what: 'The model stopped working.', why: `${state.error ?? 'The server log has the reason.'} Chats are safe; no new answers until a model serves again.` };
-    if (state.state === 'hung') return { tone: 'danger', image: 'error', what: 'The engine does not answer.', why: `${state.error ?? ''} Running answers were ended. It is loaded again if its step returns; otherwise the server ends and has to be started again.` };
-    if (state.state === 'draining') return { tone: 'warn', image: 'out', what: 'The server is stopping.', why: `Running answers may finish (${state.running ?? 0} left); new ones are refused.` };
+    // Worst first, each with what to do: appliance/console/trouble.py.
+    const [key, tone, image, what, why] = state.trouble?.[0] ?? [];
+    if (tone === 'danger' || key === 'draining') return { tone, image, what, why };
     if (lost || (age === null && this.#socket.tries > 1)) return this.#lost(age);
     const loading = { loading: 'The model is loading', rebuilding: 'The engine failed and is loaded again', swapping: 'The model is being changed' }[state.state];
     if (loading) {
       const [share, text] = state.progress ?? [0, ''];
       return { tone: state.state === 'rebuilding' ? 'warn' : 'info', image: 'clock', what: `${loading}: ${Math.round(share * 100)} %.`, why: text ? `${text}.` : '', progress: share };
     }
-    if (state.state === 'unavailable') return { tone: 'danger', image: 'plug', what: 'No model is served here.', why: state.error ?? '' };
-    return null;
+    return key ? { tone, image, what, why } : null;
   }
 
   #lost(age) {

@@ -49,6 +49,8 @@ class SimulatedBackend:
         self._prompt = prompt
         self.now = 1_000.0
         self.status = "ready"
+        # Why it is slower than it could be.
+        self.notice = ""
         self.swap: dict[str, Any] | None = None
         self.step = 0
         self._free = list(range(total))
@@ -111,7 +113,7 @@ class SimulatedBackend:
                 "context_tokens": MODEL.context_tokens,
                 "device": MODEL.device,
                 "dtype": MODEL.dtype,
-                "notice": "",
+                "notice": self.notice,
             },
         }
 

@@ -3,7 +3,7 @@
     APPLIANCE_DATA_DIR=/tmp/demo python -m tests.appliance.console.simulated_server 8001
 
 prints one JSON line when it listens. `--blocks` and `--slots` size the pool; standard input takes
-an engine state (ready, loading, draining, dead) a line.
+an engine state (ready, loading, draining, dead) a line, or `notice` and why it is slow.
 """
 
 import argparse
@@ -79,7 +79,11 @@ async def _run(engine: Any) -> None:
 
 def _obey(engine: Any) -> None:
     for line in sys.stdin:
-        engine.status = line.strip()
+        word, is_notice, notice = line.strip().partition("notice ")
+        if is_notice or not word:
+            engine.notice = notice
+        else:
+            engine.status = word
 
 
 if __name__ == "__main__":
