@@ -8,15 +8,6 @@ from django import forms
 from appliance.errors import ApplianceError
 from appliance.exposure.models import ExposureSettings
 
-# Words for scripts that say nothing beside a field.
-_FOR_SCRIPTS = {
-    "allowed_hosts has ": "",
-    "allowed_networks has ": "",
-    "trusted_proxies has ": "",
-    "bind_host is ": "",
-    "port is ": "",
-}
-
 
 class LinesField(forms.CharField):
     """One entry a line, or several with commas; an empty field is no entry."""
@@ -45,11 +36,7 @@ class LinesField(forms.CharField):
 class _ExposureForm(forms.Form):
     def add_reason(self, exc: ApplianceError) -> None:
         """Show a refusal at the field that it is about."""
-        message = exc.message
-        for prefix, instead in _FOR_SCRIPTS.items():
-            if message.startswith(prefix):
-                message = instead + message.removeprefix(prefix)
-        self.add_error(exc.param if exc.param in self.fields else None, message)
+        self.add_error(exc.param if exc.param in self.fields else None, exc.message)
 
 
 class CallersForm(_ExposureForm):
@@ -63,13 +50,14 @@ class CallersForm(_ExposureForm):
     )
     allowed_networks = LinesField(
         label="Networks that may call",
-        help_text="Empty: everybody who arrives if only this machine is listened to, else all "
-        "private networks.",
+        help_text="One a line. Empty: all private networks; while the server listens to this "
+        "machine only, every call that arrives.",
         placeholder="10.20.0.0/16",
     )
     trusted_proxies = LinesField(
         label="Proxies",
-        help_text="Their word about a caller's address and TLS is believed. Empty: nobody's.",
+        help_text="Programs before this server that pass calls on, one a line. What they say of a "
+        "caller's address and encryption is believed. Empty: nobody's word is.",
         placeholder="10.20.4.1",
     )
 
@@ -84,6 +72,7 @@ class AddressForm(_ExposureForm):
     bind_host = forms.CharField(
         label="Address",
         max_length=255,
+        error_messages={"required": "Give an address to listen on."},
         help_text="127.0.0.1 for this machine only, 0.0.0.0 or :: for all its addresses, or one.",
         widget=forms.TextInput(attrs={"class": "input mono", "spellcheck": "false"}),
     )
@@ -91,7 +80,11 @@ class AddressForm(_ExposureForm):
         label="Port",
         min_value=1,
         max_value=65535,
-        help_text="1 to 65535. Below 1024 needs a privilege.",
+        help_text="1 to 65535; below 1024 only where the system lets the server.",
+        error_messages=dict.fromkeys(
+            ("required", "invalid", "min_value", "max_value"),
+            "Give a whole number from 1 to 65535.",
+        ),
         widget=forms.TextInput(attrs={"class": "input mono", "inputmode": "numeric"}),
     )
 

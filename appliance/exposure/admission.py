@@ -125,8 +125,9 @@ def _declared_host(headers: Headers, policy: ExposurePolicy) -> str:
     domain, _port = split_domain_port(host)
     if not domain or not validate_host(domain, policy.hosts):
         raise BadRequest(
-            "The Host header names a server that this one does not know itself by. Use one of its "
-            "declared names, or let an admin declare this one on the exposure page."
+            "This server does not answer to the name that the call was sent to (its Host header). "
+            "Use one of its own names, or ask an admin to add this one under Names on the "
+            "console's exposure page."
         )
     return host
 

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.core import checks
 
 from appliance.errors import BadRequest
-from appliance.exposure.services import check_host_name
+from appliance.exposure.host_names import check_host_name
 
 
 @checks.register("exposure")

@@ -2,7 +2,9 @@
 
 import json
 import logging
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from html import escape
 from typing import Any
 
@@ -17,6 +19,14 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SOCKET_REFUSED = 4403
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:0;display:grid;"
+    "min-height:100vh;place-items:center}main{max-width:380px;padding:24px;overflow-wrap:anywhere}"
+    "h1{font-size:20px;margin:0}main>p:first-child{font-weight:600}small{opacity:.75}"
+)
+_STYLE_HASH = b64encode(sha256(_STYLE.encode()).digest()).decode()
+_PAGE_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'".encode()
 
 
 class ExposureMiddleware:
@@ -120,9 +130,10 @@ def _error_page(exc: ApplianceError) -> bytes:
     """For people. It stands alone: style sheets are refused to the same caller."""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        '<meta name="color-scheme" content="light dark"><title>Refused · Blockhouse</title>'
-        f"<h1>Blockhouse</h1><p>{escape(exc.message)}</p></html>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Refused · Blockhouse</title><style>{_STYLE}</style>"
+        f"<main><p>Blockhouse</p><h1>Refused</h1><p>{escape(exc.message)}</p>"
+        f"<small>Error {exc.status}</small></main></html>"
     ).encode()
 
 
@@ -139,6 +150,7 @@ async def _refuse_http(scope: Scope, send: Send, exc: ApplianceError) -> None:
                 (b"content-length", str(len(body)).encode()),
                 (b"cache-control", b"no-store"),
                 (b"x-content-type-options", b"nosniff"),
+                (b"content-security-policy", _PAGE_POLICY),
                 (b"connection", b"close"),
             ],
         }

@@ -2,8 +2,8 @@
 
 import copy
 import ipaddress
-import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from django.utils import timezone
 from appliance.accounts.acts import act_done
 from appliance.accounts.models import User
 from appliance.errors import BadRequest, Conflict
+from appliance.exposure.host_names import check_host_name
 from appliance.exposure.models import ExposureSettings, ExposureTrial
 from appliance.exposure.policy import (
     PRIVATE_NETWORKS,
@@ -31,8 +32,6 @@ CHANGEABLE = ("bind_host", "port", "allowed_hosts", "allowed_networks", "trusted
 
 _ONLY_ROW = 1
 _MAX_ENTRIES = 100
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?"
-_HOST_NAME = re.compile(rf"\.?{_LABEL}(?:\.{_LABEL})*", re.ASCII)
 
 
 def exposure_settings() -> ExposureSettings:
@@ -236,11 +235,13 @@ def exposure_policy(row: ExposureSettings) -> ExposurePolicy:
 def exposure_check(row: ExposureSettings) -> None:
     """Raises BadRequest when a field is malformed or the server would be open unsafely."""
     if isinstance(row.port, bool) or not isinstance(row.port, int) or not 1 <= row.port <= 65535:
-        raise BadRequest(f"port is {row.port!r}; 1 to 65535 is allowed.", param="port")
+        raise BadRequest(
+            f"{row.port!r} is no port. Give a whole number from 1 to 65535.", param="port"
+        )
     if not _is_bind_host(row.bind_host):
         raise BadRequest(
-            f"bind_host is {row.bind_host!r}; an IP address of this machine, 0.0.0.0, :: or "
-            "localhost is allowed.",
+            f"{str(row.bind_host)[:80]!r} is no address to listen on. Give 127.0.0.1 for this "
+            "machine only, 0.0.0.0 or :: for all its addresses, or one IP address of it.",
             param="bind_host",
         )
     for name in _entries(row, "allowed_hosts"):
@@ -261,8 +262,8 @@ def _check_open_bind(row: ExposureSettings) -> None:
         )
     if not [*row.allowed_hosts, *_boot_hosts()]:
         raise BadRequest(
-            f"{where}, but no name is declared under which people reach it. Set "
-            "APPLIANCE_ALLOWED_HOSTS, or name it on the exposure page first.",
+            f"{where}, but no name is declared under which people reach it. Save one under Names "
+            "on the console's exposure page first, or set APPLIANCE_ALLOWED_HOSTS.",
             param="allowed_hosts",
         )
 
@@ -270,20 +271,6 @@ def _check_open_bind(row: ExposureSettings) -> None:
 def is_loopback(host: str) -> bool:
     address = parse_address(host.strip("[]"))
     return host.lower() == "localhost" if address is None else address.is_loopback
-
-
-def check_host_name(name: object) -> None:
-    """Raises BadRequest unless `name` is a host name, `.domain` or an IP address; never `*`."""
-    if isinstance(name, str) and len(name) <= 253:
-        if _HOST_NAME.fullmatch(name):
-            return
-        if name.startswith("[") and name.endswith("]") and parse_address(name[1:-1]):
-            return
-    raise BadRequest(
-        f"allowed_hosts has {str(name)[:80]!r}; a host name, .domain for all names below it, or an "
-        "IP address (IPv6 in brackets) is allowed, without port, and no *.",
-        param="allowed_hosts",
-    )
 
 
 def _boot_hosts() -> list[str]:
@@ -308,22 +295,29 @@ def _own_host(bind_host: str) -> tuple[str, ...]:
 
 def _entries(row: ExposureSettings, field: str) -> Sequence[Any]:
     value = getattr(row, field)
-    if not isinstance(value, list) or len(value) > _MAX_ENTRIES:
-        raise BadRequest(f"{field} must be a list of at most {_MAX_ENTRIES} entries.", param=field)
+    if not isinstance(value, list):
+        raise BadRequest(f"{field} must be a list of texts.", param=field)
+    if len(value) > _MAX_ENTRIES:
+        raise BadRequest(
+            f"There are {len(value)} entries; at most {_MAX_ENTRIES} are allowed.", param=field
+        )
     return value
 
 
 def _networks(row: ExposureSettings, field: str) -> tuple[Network, ...]:
-    found = []
-    for text in _entries(row, field):
-        try:
-            if not isinstance(text, str):
-                raise ValueError("no text")
-            found.append(ipaddress.ip_network(text.strip()))
-        except ValueError as exc:
-            raise BadRequest(
-                f"{field} has {str(text)[:80]!r}; an address or a network such as 10.20.0.0/16 is "
-                f"allowed ({exc}).",
-                param=field,
-            ) from exc
-    return tuple(found)
+    return tuple(_network(text, field) for text in _entries(row, field))
+
+
+def _network(text: object, field: str) -> Network:
+    told = str(text).strip() if isinstance(text, str) else ""
+    with suppress(ValueError):
+        return ipaddress.ip_network(told)
+    hint = ""
+    with suppress(ValueError):
+        # An address inside its network: 10.20.4.1/16.
+        hint = f" Its network is {ipaddress.ip_network(told, strict=False)}."
+    raise BadRequest(
+        f"{str(text)[:80]!r} is no network. Give one such as 10.20.0.0/16, or an address such as "
+        f"10.20.4.1.{hint}",
+        param=field,
+    )

@@ -127,3 +127,13 @@ def test_a_group_gets_its_members(page: Page, server: Server) -> None:
     page.get_by_role("link", name="New rule for night shift").click()
     expect(page.get_by_label("For", exact=True)).to_have_value(re.compile("group:"))
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_name_that_is_not_its_own_is_refused_on_a_page_with_its_style(
+    page: Page, server: Server
+) -> None:
+    """The page's one style is allowed by its hash; the `page` fixture fails on a broken policy."""
+    page.goto(server.url.replace("127.0.0.1", "other.localhost"))
+    expect(page.locator("h1")).to_have_text("Refused")
+    expect(page.locator("main")).to_contain_text("ask an admin to add this one under Names")
+    expect(page.locator("main")).to_have_css("max-width", "380px")

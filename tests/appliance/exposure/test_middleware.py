@@ -92,7 +92,7 @@ async def test_a_browser_that_is_refused_gets_a_page_and_a_script_json():
     status, page = await call([(b"host", b"<b>.example"), accept])
     assert status == 400
     assert page.startswith("<!doctype html>")
-    assert "let an admin declare" in page
+    assert "ask an admin to add this one" in page
     assert "<b>" not in page
     status, body = await call([(b"host", b"evil.example"), (b"accept", b"*/*")])
     assert (status, body["error"]["code"]) == (400, "invalid_request")

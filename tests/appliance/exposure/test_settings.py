@@ -117,6 +117,30 @@ def test_malformed_values_change_nothing(alice, field, value):
     assert exposure_settings().changed_at == before.changed_at
 
 
+@pytest.mark.parametrize(
+    "name",
+    [".com", ".local", ".internal", ".co.uk", ".com.au", ".nip.io", ".github.io", ".home.arpa"],
+)
+def test_a_suffix_under_which_anybody_owns_names_is_refused_c13(db, name, settings):
+    with pytest.raises(BadRequest, match="anybody can own") as refused:
+        exposure_change(None, allowed_hosts=[name.upper()])
+    assert refused.value.param == "allowed_hosts"
+    assert exposure_settings().allowed_hosts == []
+    settings.APPLIANCE_ALLOWED_HOSTS = [name]
+    with pytest.raises(SystemCheckError, match="anybody can own"):
+        call_command("check")
+
+
+def test_an_address_within_its_network_is_refused_with_the_network_that_was_meant(alice):
+    with pytest.raises(BadRequest, match=r"Its network is 10\.0\.0\.0/8\."):
+        exposure_change(alice, allowed_networks=["10.0.0.5/8"])
+
+
+@pytest.mark.parametrize("name", [".team.co.uk", ".corp.example", "co.uk", "blockhouse.co.uk"])
+def test_a_teams_own_domain_is_taken_whatever_it_ends_in(db, name):
+    assert exposure_change(None, allowed_hosts=[name]).allowed_hosts == [name]
+
+
 @pytest.mark.parametrize("name", ["box", "box.example", ".team.example", "10.1.2.3", "[fd00::1]"])
 def test_names_people_use_are_taken(alice, name):
     exposure_change(alice, allowed_hosts=[name])

@@ -55,7 +55,7 @@ def test_a_saved_name_holds_at_once_and_is_audited(admin: Client) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("allowed_hosts", "*", "a host name, .domain"),
+        ("allowed_hosts", "*", "a host name such as box.example"),
         ("allowed_networks", "10.0.0.1/8", "such as 10.20.0.0/16"),
         ("trusted_proxies", "the proxy", "such as 10.20.0.0/16"),
         ("allowed_networks", "192.168.0.0/16", "your address is 127.0.0.1"),
@@ -73,11 +73,14 @@ def test_a_refusal_stands_at_its_field(admin: Client, field: str, value: str, re
 
 
 def test_a_bad_port_and_an_open_bind_without_a_name_are_refused(admin: Client) -> None:
-    bad = admin.post(PAGE + "save/address/", {"bind_host": "127.0.0.1", "port": "70000"})
-    assert bad.status_code == 400
+    for port in ("70000", "0", "many", ""):
+        bad = admin.post(PAGE + "save/address/", {"bind_host": "127.0.0.1", "port": port})
+        assert bad.status_code == 400
+        assert "Give a whole number from 1 to 65535." in bad.content.decode()
     bad = admin.post(PAGE + "save/address/", {"bind_host": "0.0.0.0", "port": "8000"})
     assert bad.status_code == 400
     assert "no name is declared" in bad.content.decode()
+    assert "Save one under Names" in bad.content.decode()
     assert exposure_settings().bind_host == "127.0.0.1"
 
 
