@@ -8,28 +8,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from inference.config import EngineConfig, ModelConfig
 from inference.errors import ModelLoadError
-from inference.kv_cache.storage import KVCacheStorage
-from inference.models.registry import ARCHITECTURES, decoder_spec
-from inference.outputs import ScheduledRequest, SchedulerOutput
-from inference.runner.forward import TorchForward
-from inference.runner.input_batch import build_input_batch
-from inference.runner.model_runner import ModelRunner, load_decoder
-from inference.weights.loader import Checkpoint
+from inference.models.registry import ARCHITECTURES
 from tests.inference.tiny_models import (
     FAMILIES,
-    VOCAB_SIZE,
-    StepDriver,
     greedy_of_transformers,
+    logits_of_chunks,
     make_request,
+    random_prompts,
     save_tiny_model,
+    started,
 )
 
 # Sums in another order; logits are of size 1 to 10.
 TOLERANCE = 2e-4
 NUM_TOKENS = 12
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -45,48 +38,6 @@ def tiny(
     return folder, save_tiny_model(request.param, folder)
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    numbers = random.Random(11)
-    return [[numbers.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
-
-
-def started(folder: Path, **config: object) -> tuple[ModelRunner, StepDriver]:
-    settings = {"num_blocks": 64, "block_size": 8, "dtype": "float32", "num_threads": 1} | config
-    runner = ModelRunner(EngineConfig(model_dir=folder, device="cpu", **settings))
-    info = runner.load(lambda share, text: None)
-    return runner, StepDriver(
-        runner.execute, num_blocks=info.num_blocks, block_size=info.block_size
-    )
-
-
-def logits_of_chunks(
-    folder: Path, prompt: list[int], chunks: list[int], max_positions: int = 256
-) -> torch.Tensor:
-    """Logits after the last chunk, [vocab_size]; blocks in falling order."""
-    config = ModelConfig.from_dir(folder)
-    storage = KVCacheStorage(config, num_blocks=16, block_size=8, dtype=torch.float32, device=CPU)
-    with torch.inference_mode():
-        decoder = load_decoder(
-            decoder_spec(config),
-            Checkpoint(folder),
-            max_positions=max_positions,
-            dtype=torch.float32,
-            device=CPU,
-            on_progress=lambda share, text: None,
-        )
-        forward = TorchForward(decoder, storage)
-        request = make_request(prompt)
-        start = 0
-        for count in chunks:
-            samples = start + count == len(prompt)
-            part = ScheduledRequest(request, start, count, list(range(15, -1, -1)), samples)
-            batch = build_input_batch(SchedulerOutput(1, [part], count), 8, CPU)
-            logits = forward.forward(batch)
-            assert logits.shape == (int(samples), VOCAB_SIZE)
-            start += count
-    return logits[0]
-
-
 def test_every_architecture_is_covered() -> None:
     covered = {FAMILIES[family][0] for family in FAMILIES}
     assert len(covered) == len(ARCHITECTURES)
@@ -95,7 +46,7 @@ def test_every_architecture_is_covered() -> None:
 @pytest.mark.parametrize("chunks", [[45], [1, 7, 8, 20, 9]], ids=["whole", "chunked"])
 def test_logits_are_close(tiny, chunks) -> None:
     folder, oracle = tiny
-    (prompt,) = prompts(45)
+    (prompt,) = random_prompts(45)
     got = logits_of_chunks(folder, prompt, chunks)
     with torch.inference_mode():
         want = oracle(torch.tensor([prompt])).logits[0, -1]
@@ -106,7 +57,7 @@ def test_greedy_tokens_are_exact_alone_and_in_a_mixed_batch(tiny) -> None:
     folder, oracle = tiny
     # transformers changes longrope's factors when a text grows past 16 tokens; we never do.
     shortest = 17 if oracle.config.rope_parameters.get("rope_type") == "longrope" else 1
-    texts = prompts(shortest + 4, 40, 18, shortest, 26)
+    texts = random_prompts(shortest + 4, 40, 18, shortest, 26)
     wanted = [greedy_of_transformers(oracle, prompt, NUM_TOKENS) for prompt in texts]
     assert len({tuple(tokens) for tokens in wanted}) > 1, "the oracle says the same to everything"
 
@@ -126,7 +77,7 @@ def test_greedy_tokens_are_exact_alone_and_in_a_mixed_batch(tiny) -> None:
 def test_longrope_takes_the_short_factors_on_a_short_server(tmp_path) -> None:
     oracle = save_tiny_model("phi3-longrope-partial", tmp_path)
     runner, driver = started(tmp_path, max_model_len=16)
-    (prompt,) = prompts(6)
+    (prompt,) = random_prompts(6)
     request = make_request(prompt)
     driver.run([request], 8)
     assert request.output_token_ids == greedy_of_transformers(oracle, prompt, 8)
@@ -169,7 +120,7 @@ OLDER: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("family", OLDER)
 def test_an_older_checkpoint_reads_as_the_same_model(tmp_path, family) -> None:
     save_tiny_model(family, tmp_path)
-    (prompt,) = prompts(45)
+    (prompt,) = random_prompts(45)
     want = logits_of_chunks(tmp_path, prompt, [45])
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -182,7 +133,7 @@ def test_an_older_checkpoint_reads_as_the_same_model(tmp_path, family) -> None:
 @pytest.mark.parametrize("family", ["llama-dynamic", "llama-yarn"])
 def test_a_stretched_model_reaches_past_its_usual_length(tmp_path, family) -> None:
     oracle = save_tiny_model(family, tmp_path, max_position_embeddings=64)
-    (prompt,) = prompts(128)
+    (prompt,) = random_prompts(128)
     with torch.inference_mode():
         want = oracle(torch.tensor([prompt])).logits[0, -1]
     got = logits_of_chunks(tmp_path, prompt, [100, 28], max_positions=128)

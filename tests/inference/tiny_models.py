@@ -12,11 +12,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from inference.config import EngineConfig, ModelConfig
+from inference.kv_cache.storage import KVCacheStorage
+from inference.models.registry import decoder_spec
 from inference.outputs import ScheduledRequest, SchedulerOutput, StepOutput
 from inference.request import Request
+from inference.runner.forward import TorchForward
+from inference.runner.input_batch import build_input_batch
+from inference.runner.model_runner import ModelRunner, load_decoder
 from inference.sampling_params import SamplingParams
+from inference.weights.loader import Checkpoint
 
 VOCAB_SIZE = 160
+CPU = torch.device("cpu")
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -114,7 +122,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_tiny_model(family: str, folder: Path, **changes: Any) -> PreTrainedModel:
+def save_tiny_model(
+    family: str, folder: Path, *, max_shard_size: str = "1GB", **changes: Any
+) -> PreTrainedModel:
     """Write a model folder; returns the same model as transformers has it, in fp32."""
     model_type, particular = FAMILIES[family]
     fields = _SHAPE | particular | changes
@@ -130,7 +140,7 @@ def save_tiny_model(family: str, folder: Path, **changes: Any) -> PreTrainedMode
             centre = parameter.mean().round() if "norm" in name else 0.0
             parameter.copy_(centre + spread * torch.randn(parameter.shape, generator=generator))
     model.eval()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 
@@ -216,3 +226,45 @@ class StepDriver:
             table.append(self._free.pop())
         samples = start + count == request.num_tokens
         return ScheduledRequest(request, start, count, list(table), samples)
+
+
+def random_prompts(*lengths: int, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
+    numbers = random.Random(11)
+    return [[numbers.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+def started(folder: Path, **config: object) -> tuple[ModelRunner, StepDriver]:
+    settings = {"num_blocks": 64, "block_size": 8, "dtype": "float32", "num_threads": 1} | config
+    runner = ModelRunner(EngineConfig(model_dir=folder, device="cpu", **settings))  # type: ignore[arg-type]
+    info = runner.load(lambda share, text: None)
+    return runner, StepDriver(
+        runner.execute, num_blocks=info.num_blocks, block_size=info.block_size
+    )
+
+
+def logits_of_chunks(
+    folder: Path, prompt: list[int], chunks: list[int], max_positions: int = 256
+) -> torch.Tensor:
+    """Logits after the last chunk, [vocab_size]; blocks in falling order."""
+    config = ModelConfig.from_dir(folder)
+    storage = KVCacheStorage(config, num_blocks=16, block_size=8, dtype=torch.float32, device=CPU)
+    with torch.inference_mode():
+        decoder = load_decoder(
+            decoder_spec(config),
+            Checkpoint(folder),
+            max_positions=max_positions,
+            dtype=torch.float32,
+            device=CPU,
+            on_progress=lambda share, text: None,
+        )
+        forward = TorchForward(decoder, storage)
+        request = make_request(prompt)
+        start = 0
+        for count in chunks:
+            samples = start + count == len(prompt)
+            part = ScheduledRequest(request, start, count, list(range(15, -1, -1)), samples)
+            batch = build_input_batch(SchedulerOutput(1, [part], count), 8, CPU)
+            logits = forward.forward(batch)
+            assert logits.shape == (int(samples), config.vocab_size)
+            start += count
+    return logits[0]
