@@ -48,7 +48,7 @@ class GenerationAgain(TypedDict):
 
 
 class GenerationEdit(TypedDict):
-    """Put `text` in place of the last message of the user, `message_id`, and answer that."""
+    """Put `text` in place of the user's message `message_id` and all after it; answer that."""
 
     type: Literal["generation.edit"]
     conversation_id: uuid.UUID

@@ -163,8 +163,8 @@ class Ask:
     """What an owner asks for.
 
     start: an answer to `text`. again: another answer to the last message of the user. edit: an
-    answer to `text` in place of that message, which `message_id` names. continue: more of the
-    last answer, which `message_id` names.
+    answer to `text` in place of the user's message that `message_id` names and of all after it.
+    continue: more of the last answer, which `message_id` names.
     """
 
     kind: Literal["start", "again", "edit", "continue"]
@@ -244,9 +244,10 @@ def _kept(messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
         raise Conflict("There is no message to answer in this chat. Write one first.")
     if ask.kind == "again":
         return messages[: places[-1] + 1]
-    if messages[places[-1]].pk != ask.message_id:
-        raise Conflict("This is not your last message any more. Load the page again.")
-    return messages[: places[-1]]
+    place = next((i for i in places if messages[i].pk == ask.message_id), None)
+    if place is None:
+        raise Conflict("This message is not in the chat any more. Load the page again.")
+    return messages[:place]
 
 
 def generation_start(

@@ -8,6 +8,19 @@ const drafts = {
   },
 };
 
+const grows = CSS.supports('field-sizing', 'content');
+const touch = matchMedia('(pointer: coarse)');
+
+// As high as its text.
+export function fit(field) {
+  if (grows) return;
+  field.style.height = 'auto';
+  field.style.height = `${field.scrollHeight}px`;
+}
+
+// On a screen keyboard Enter is a new line.
+export const sendsOn = (event) => event.key === 'Enter' && !event.shiftKey && !event.isComposing && !touch.matches;
+
 export class Composer extends EventTarget {
   #form = document.getElementById('composer');
   #field = document.getElementById('draft');
@@ -15,10 +28,8 @@ export class Composer extends EventTarget {
   #stop = document.getElementById('stop');
   #key;
   #busy = false;
-  #grows = CSS.supports('field-sizing', 'content');
-  #touch = matchMedia('(pointer: coarse)');
 
-  // Events: "send" (detail: text), "stop".
+  // Events: "send" (detail: text), "stop", "recall": arrow up in an empty box.
   constructor(conversationId) {
     super();
     this.#key = `draft:${conversationId || 'new'}`;
@@ -28,11 +39,10 @@ export class Composer extends EventTarget {
     this.#stop.addEventListener('click', () => this.dispatchEvent(new Event('stop')));
     this.#field.addEventListener('input', () => this.#changed());
     this.#field.addEventListener('keydown', (event) => {
-      if (event.key !== 'Enter' || event.shiftKey || event.isComposing || this.#touch.matches) return;
-      event.preventDefault();
-      this.#submit();
+      if (sendsOn(event)) { event.preventDefault(); this.#submit(); }
+      if (event.key === 'ArrowUp' && !this.text) { event.preventDefault(); this.dispatchEvent(new Event('recall')); }
     });
-    if (!this.#touch.matches) this.#field.focus();
+    if (!touch.matches) this.#field.focus();
   }
 
   get text() { return this.#field.value; }
@@ -60,7 +70,7 @@ export class Composer extends EventTarget {
   focus() { this.#field.focus(); }
 
   // For a button that is about to go; a screen keyboard must not come up for it.
-  takeFocus() { if (!this.#touch.matches) this.#field.focus(); }
+  takeFocus() { if (!touch.matches) this.#field.focus(); }
 
   submit() { this.#submit(); }
 
@@ -74,8 +84,6 @@ export class Composer extends EventTarget {
   #changed() {
     this.#send.disabled = this.#busy || !this.text.trim();
     drafts.set(this.#key, this.text);
-    if (this.#grows) return;
-    this.#field.style.height = 'auto';
-    this.#field.style.height = `${this.#field.scrollHeight}px`;
+    fit(this.#field);
   }
 }

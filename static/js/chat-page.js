@@ -29,13 +29,13 @@ const composer = new Composer(conversationId);
 
 const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, '0')).join('');
 
-// kind: start {text}, again {}, continue {message_id}.
+// kind: start {text}, again {}, edit {message_id, text}, continue {message_id}.
 function ask(kind, fields = {}) {
   clearNotice();
   const clientId = newId();
   const message = { type: `generation.${kind}`, conversation_id: conversationId, client_id: clientId, ...fields };
   pending = { clientId, message };
-  if (kind === 'start') turns.addPending(fields.text, clientId); else composer.takeFocus();
+  if (kind === 'start') turns.addPending(fields.text, clientId); else if (kind !== 'edit') composer.takeFocus();
   showState();
   setTimeout(() => { if (pending?.clientId === clientId && socket.isOpen && !reading) turns.showWaiting({ mark: 'spinner', head: 'Sending', cancel: stop }); }, SENDING_SHOWN_MS);
   if (!socket.send(message) && downSince) showDown();
@@ -91,7 +91,11 @@ const handlers = {
   'message.saved'({ message, follows }) {
     if (message.conversation_id !== conversationId) return;
     turns.upsert(message, follows);
-    if (pending && message.client_id === pending.clientId) pending = null;
+    if (pending && message.client_id === pending.clientId) {
+      // Its box is gone.
+      if (pending.message.type === 'generation.edit') composer.takeFocus();
+      pending = null;
+    }
     if (message.state === 'streaming') {
       if (active?.id !== message.id) active = { id: message.id, seq: 0, text: '' };
       else turns.setText(active.id, active.text);
@@ -149,7 +153,7 @@ const handlers = {
       turns.markFull(failed.message.message_id);
       say(`${error.message} ${error.hint}`);
     } else if (error.code !== 'stopped') showRefusal(error, failed);
-    composer.takeFocus();
+    if (failed.message.type !== 'generation.edit') composer.takeFocus();
   },
   'quota.updated'({ quota }) { showQuota(quota); },
   'error'({ code, message }) {
@@ -189,16 +193,18 @@ function showNotice(options) {
 
 function showRefusal({ code, message, hint }, { message: { type, conversation_id: _, client_id: __, ...fields } }) {
   const isNew = type === 'generation.start';
-  const retry = { label: 'Try again', act: () => { clearNotice(); if (isNew) composer.submit(); else ask(type.replace('generation.', ''), fields); } };
+  const again = { label: 'Try again', act: () => { clearNotice(); if (isNew) composer.submit(); else ask(type.replace('generation.', ''), fields); } };
+  // The box of an edit is still open, with a button of its own.
+  const retry = type === 'generation.edit' ? [] : [again];
   const fresh = { label: 'New chat with this message', primary: true, act: () => { const { text } = composer; composer.text = ''; leave(); composer.text = text; composer.focus(); } };
   const parts = {
     context_length_exceeded: { kind: 'warn', icon: 'warn', head: 'This is too long for the model.', actions: conversationId && isNew ? [fresh] : [] },
     insufficient_quota: { kind: 'warn', icon: 'clock', head: 'Your tokens do not suffice.' },
-    queue_full: { kind: 'warn', icon: 'clock', head: 'Too many people are waiting.', actions: [retry] },
-    engine_unavailable: { kind: 'danger', icon: 'error', head: 'The model is not ready.', actions: [retry] },
-    rate_limit_exceeded: { kind: 'warn', icon: 'clock', head: 'That was too fast.', actions: [retry] },
+    queue_full: { kind: 'warn', icon: 'clock', head: 'Too many people are waiting.', actions: retry },
+    engine_unavailable: { kind: 'danger', icon: 'error', head: 'The model is not ready.', actions: retry },
+    rate_limit_exceeded: { kind: 'warn', icon: 'clock', head: 'That was too fast.', actions: retry },
     conflict: { kind: 'warn', icon: 'warn', head: 'Not sent yet.' },
-  }[code] ?? { kind: 'danger', icon: 'error', head: 'There is no answer.', actions: [retry] };
+  }[code] ?? { kind: 'danger', icon: 'error', head: 'There is no answer.', actions: retry };
   showNotice({ text: `${message} ${hint}`.trim(), ...parts });
 }
 
@@ -319,8 +325,10 @@ function showModel({ model, context_tokens: contextTokens }) {
 
 composer.addEventListener('send', ({ detail: text }) => ask('start', { text }));
 composer.addEventListener('stop', stop);
+composer.addEventListener('recall', () => turns.editLast());
 turns.addEventListener('again', () => { if (!active && !pending) ask('again'); });
 turns.addEventListener('continue', ({ detail: id }) => { if (!active && !pending) ask('continue', { message_id: id }); });
+turns.addEventListener('edit', ({ detail }) => { if (!active && !pending) ask('edit', detail); });
 turns.addEventListener('cancel', stop);
 list.addEventListener('deleted', ({ detail }) => { if (detail.id === conversationId) leave(); });
 list.addEventListener('restored', ({ detail }) => { if (!conversationId && turns.isEmpty) location.assign(`/c/${detail.id}/`); });

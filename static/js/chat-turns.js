@@ -1,4 +1,5 @@
 // The log: messages, the answer that grows, what is waited for, and following the end.
+import { EditBox } from './chat-edit.js';
 import { speedLine } from './chat-format.js';
 import { copyText, notice, say, waiting } from './chat-notice.js';
 import { renderInto } from './markdown.js';
@@ -21,8 +22,10 @@ export class Turns extends EventTarget {
   #frame = 0;
   #costMs = 0;
   #drawnAt = 0;
+  #box = null; // the message that is being edited
+  #busy = false;
 
-  // Events: "again", "continue" {id}, "cancel".
+  // Events: "again", "continue" {id}, "edit" {message_id, text}, "cancel".
   constructor() {
     super();
     for (const article of this.#list.querySelectorAll('[data-role="assistant"]')) this.#adopt(article);
@@ -45,7 +48,27 @@ export class Turns extends EventTarget {
   }
 
   // While something is asked or written nothing else can be asked.
-  set busy(value) { this.#list.classList.toggle('is-busy', value); }
+  set busy(value) {
+    this.#busy = value;
+    this.#list.classList.toggle('is-busy', value);
+    if (this.#box) this.#box.busy = value;
+    // Buttons came or went.
+    this.#settle();
+  }
+
+  editLast() {
+    const last = [...this.#list.querySelectorAll('.from-user[data-id]')].at(-1);
+    if (last) this.#edit(last);
+  }
+
+  #edit(article) {
+    if (this.#busy) return;
+    this.#box?.close();
+    this.#box = new EditBox(article, {
+      send: (text) => this.dispatchEvent(new CustomEvent('edit', { detail: { message_id: Number(article.dataset.id), text } })),
+      left: () => { this.#box = null; },
+    });
+  }
 
   get isEmpty() { return !this.#list.querySelector('.turn'); }
 
@@ -123,6 +146,7 @@ export class Turns extends EventTarget {
   clear() {
     this.#list.replaceChildren();
     this.#answers.clear();
+    this.#box = null;
     this.#start.hidden = false;
     this.#newText.hidden = true;
   }
@@ -133,7 +157,7 @@ export class Turns extends EventTarget {
   }
 
   #remove(article) {
-    if (!article) return;
+    if (this.#box?.isOf(article)) this.#box = null;
     this.#answers.delete(article);
     article.remove();
   }
@@ -274,6 +298,7 @@ export class Turns extends EventTarget {
     const button = event.target.closest('button[data-act]');
     if (!button) return;
     const article = button.closest('.turn');
+    if (button.dataset.act === 'edit') this.#edit(article);
     if (button.dataset.act === 'again') this.dispatchEvent(new Event('again'));
     if (button.dataset.act === 'cancel') this.dispatchEvent(new Event('cancel'));
     if (button.dataset.act === 'copy') {

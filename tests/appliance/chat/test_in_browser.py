@@ -173,6 +173,91 @@ def test_a_stopped_answer_can_go_on_too(watched):
     assert page.locator(".turn").count() == 2
 
 
+def test_a_message_is_edited_in_its_place_and_what_came_after_is_replaced(watched):
+    """By keyboard; in a second tab and after a reload the chat is the same."""
+    page = watched.page
+    for text in ("First words", "Second words"):
+        ask(page, text)
+        is_idle(page)
+    page.wait_for_url(re.compile("/c/"))
+    other = watched.open(page.url.removeprefix(watched.address))
+    page.get_by_role("button", name="Edit this message").first.focus()
+    page.keyboard.press("Enter")
+    box = page.get_by_role("textbox", name="Your message")
+    expect(box).to_be_focused()
+    expect(page.locator(".edit-box .help")).to_have_text("The 3 messages after it are replaced.")
+    # Esc leaves it as it was, and the keys where they were.
+    box.fill("Thrown away")
+    page.keyboard.press("Escape")
+    expect(page.locator(".edit-box")).to_have_count(0)
+    expect(page.get_by_role("button", name="Edit this message").first).to_be_focused()
+    expect(page.locator(".bubble").first).to_have_text("First words")
+    page.keyboard.press("Enter")
+    box.fill("Better words")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("on two lines")
+    page.keyboard.press("Enter")
+    is_idle(page)
+    page.wait_for_function("document.querySelectorAll('.turn').length === 2")
+    expect(page.locator("#draft")).to_be_focused()
+    page.reload()
+    for tab in (page, other):
+        expect(tab.locator(".turn")).to_have_count(2, timeout=WAIT_MS)
+        expect(tab.locator(".bubble")).to_have_text("Better words\non two lines")
+        expect(tab.locator(".prose")).to_contain_text("Paris", timeout=WAIT_MS)
+    # The chat was named by its first message.
+    expect(page.locator("#title")).to_have_text("Better words")
+
+
+def test_an_edit_that_is_refused_stays_open_with_its_text(watched):
+    page = watched.page
+    ask(page, "Short")
+    is_idle(page)
+    # Arrow up in an empty message box.
+    page.locator("#draft").press("ArrowUp")
+    box = page.get_by_role("textbox", name="Your message")
+    long = "word " * 1200
+    box.fill(long)
+    box.press("Enter")
+    expect(page.locator("#notice")).to_contain_text("too long", timeout=WAIT_MS)
+    expect(box).to_have_value(long)
+    expect(box).to_be_focused()
+    box.fill("hold it")
+    box.press("Enter")
+    # Nothing is edited while an answer is written.
+    expect(page.locator(".prose.live")).to_contain_text("Paris", timeout=WAIT_MS)
+    expect(page.locator('[data-act="edit"]')).to_be_hidden()
+    expect(page.locator("#notice")).to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-after]")).to_contain_text("You stopped", timeout=WAIT_MS)
+    expect(page.locator('[data-act="edit"]')).to_be_attached()
+    assert page.locator(".bubble").all_inner_texts() == ["hold it"]
+
+
+def test_on_a_phone_a_message_is_edited_with_the_finger(watched, browser, session):
+    watched.context.close()
+    watched.context = browser.new_context(
+        storage_state=session,
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+        is_mobile=True,
+    )
+    page = watched.open("/")
+    ask(page, "Short")
+    is_idle(page)
+    page.get_by_role("button", name="Edit this message").tap()
+    box = page.get_by_role("textbox", name="Your message")
+    box.fill("One line")
+    # On a screen keyboard Enter is a new line.
+    page.keyboard.press("Enter")
+    page.keyboard.type("and another")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.locator(".edit-box [type=submit]").tap()
+    expect(page.locator(".bubble")).to_have_text("One line\nand another", timeout=WAIT_MS)
+    is_idle(page)
+    assert page.locator(".turn").count() == 2
+
+
 def test_a_full_chat_says_to_start_a_new_one(watched):
     """A11: the server refuses more, and the note offers what is left to do."""
     page = watched.page

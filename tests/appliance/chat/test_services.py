@@ -178,19 +178,43 @@ def test_an_edit_reads_what_stood_before_the_message(bob, chat):
     assert [turn["content"] for turn in history] == ["One", "Two", "Five"]
 
 
-@pytest.mark.parametrize("kind", ["edit", "continue"])
-def test_only_the_end_of_a_chat_is_edited_or_gone_on_with(bob, chat, kind):
-    asked = say(chat, Role.USER, "One")
-    first = say(chat, Role.ASSISTANT, "Two")
-    last_asked = say(chat, Role.USER, "Three")
-    whole = say(chat, Role.ASSISTANT, "Four")
-    Message.objects.filter(pk=whole.pk).update(finish_reason="stop")
-    text = "Five" if kind == "edit" else None
-    allowed = {last_asked.pk} if kind == "edit" else set()
-    for message in (asked, first, last_asked, whole):
-        ask = services.Ask(kind=kind, message_id=message.pk, text=text)
-        if message.pk in allowed:
-            continue
+def test_an_edit_of_an_earlier_message_takes_out_all_after_it(bob, chat):
+    say(chat, Role.USER, "One")
+    say(chat, Role.ASSISTANT, "Two")
+    asked = say(chat, Role.USER, "Three")
+    for text in ("Four", "Five", "Six"):
+        say(chat, Role.USER if text == "Five" else Role.ASSISTANT, text)
+    ask = services.Ask(kind="edit", message_id=asked.pk, text="Other")
+    turn = started(bob, chat, ask)
+    shown = services.messages_shown(chat.pk, running=True)
+    assert [m.content for m in shown] == ["One", "Two", "Other", ""]
+    assert turn.follows == 1
+    # It is kept, out of sight; the search does not find it either.
+    assert Message.objects.filter(superseded=True).count() == 4
+    assert not services.conversation_search(bob, "Five").exists()
+    with pytest.raises(Conflict):
+        services.generation_history(bob.pk, chat.pk, ask)
+
+
+def test_only_ones_own_messages_are_edited(bob, chat):
+    say(chat, Role.USER, "One")
+    answer = say(chat, Role.ASSISTANT, "Two")
+    elsewhere = say(services.conversation_create(bob, "x"), Role.USER, "Elsewhere")
+    for message in (answer, elsewhere):
+        ask = services.Ask(kind="edit", message_id=message.pk, text="Other")
+        with pytest.raises(Conflict):
+            services.generation_history(bob.pk, chat.pk, ask)
+        with pytest.raises(Conflict):
+            started(bob, chat, ask)
+    assert not Message.objects.filter(superseded=True).exists()
+
+
+def test_only_the_last_answer_is_gone_on_with(bob, chat):
+    messages = [say(chat, Role.USER, "One"), say(chat, Role.ASSISTANT, "Two")]
+    messages += [say(chat, Role.USER, "Three"), say(chat, Role.ASSISTANT, "Four")]
+    Message.objects.filter(pk=messages[-1].pk).update(finish_reason="stop")
+    for message in messages:
+        ask = services.Ask(kind="continue", message_id=message.pk)
         with pytest.raises(Conflict):
             services.generation_history(bob.pk, chat.pk, ask)
         with pytest.raises(Conflict):
