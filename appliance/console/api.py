@@ -21,6 +21,7 @@ from appliance.console.selectors import settings_version
 from appliance.console.services import engine_change
 from appliance.errors import ApplianceError, BadRequest, NotAllowed, NotAuthenticated
 from appliance.exposure.middleware import error_json
+from appliance.serving.booking import STORAGE_FAULTS, storage_unavailable
 from appliance.serving.gateway import get_backend
 from appliance.serving.live_settings import live_state
 
@@ -58,6 +59,8 @@ async def engine(request: HttpRequest) -> HttpResponse:
             return _method_not_allowed()
     except ApplianceError as exc:
         return error_response(exc)
+    except STORAGE_FAULTS as exc:
+        return error_response(storage_unavailable(exc))
     body = orjson.dumps({**state, "settings_version": settings_version(state)})
     response = HttpResponse(body, content_type="application/json", status=status)
     response["Cache-Control"] = "no-store"

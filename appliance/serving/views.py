@@ -65,9 +65,10 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     """Not behind the log-in page, as a monitor reads it: `_check_admin` guards it, always."""
     try:
         await sync_to_async(_check_admin)(request)
-    except ApplianceError as exc:
-        response = HttpResponse(error_json(exc), "application/json", status=exc.status)
-        if isinstance(exc, NotAuthenticated):
+    except (ApplianceError, *STORAGE_FAULTS) as exc:
+        told = exc if isinstance(exc, ApplianceError) else storage_unavailable(exc)
+        response = HttpResponse(error_json(told), "application/json", status=told.status)
+        if isinstance(told, NotAuthenticated):
             response["WWW-Authenticate"] = "Bearer"
         return response
     return HttpResponse(

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import OperationalError
 from django.test import AsyncClient
 
 from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_issue
-from appliance.console import services
+from appliance.console import api, services
 from appliance.console.audit import audit_words
 from appliance.console.feed import ConsoleFeed
 from appliance.console.models import AuditRecord
@@ -185,6 +186,20 @@ async def test_a_bad_value_or_name_is_400_and_changes_nothing(
     assert "slots" in message
     assert engine.state()["slots"]["requested"] == 4
     assert not await AuditRecord.objects.aexists()
+
+
+@pytest.mark.parametrize("where", ["api_key_authenticate", "engine_change"])
+async def test_a_database_that_takes_nothing_is_503_as_json(
+    script: Caller, engine: SimulatedBackend, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OperationalError("database or disk is full")
+
+    monkeypatch.setattr(api, where, refuse)
+    response = await script.patch({"slots": 3})
+    assert response.status_code == 503
+    assert error(response)["code"] == "storage_unavailable"
+    assert int(response["Retry-After"]) > 0
 
 
 @pytest.mark.parametrize(

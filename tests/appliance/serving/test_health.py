@@ -12,7 +12,7 @@ from appliance.accounts.services import user_create
 from appliance.api_keys.services import api_key_issue
 from appliance.asgi import application
 from appliance.chat import views as chat_views
-from appliance.serving import checks, health
+from appliance.serving import checks, health, views
 from appliance.serving.gateway import gateway_close, gateway_remove
 from appliance.serving.health import STALL_S, Probe, StepWatch
 from appliance.serving.services import generation_open
@@ -232,6 +232,16 @@ async def test_metrics_are_for_admins_only(backend):
     assert "blockhouse_slots 4.0" in answer.content.decode()
     bad = {"Authorization": "Bearer bh_wrong"}
     assert (await client.get("/metrics", headers=bad)).status_code == 401
+
+
+async def test_metrics_say_in_json_that_the_database_takes_nothing(backend, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(views, "api_key_authenticate", refuse)
+    answer = await AsyncClient().get("/metrics", headers={"authorization": "Bearer bh_x"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "storage_unavailable"
 
 
 async def test_metrics_count_what_was_generated(backend, ask):
