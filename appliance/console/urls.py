@@ -45,6 +45,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("models/load/", views_models.models_load, name="console_models_load"),
     path("models/get/", views_models.models_get, name="console_models_get"),
     path("models/import/", views_models.models_import, name="console_models_import"),
+    path("models/forget/", views_models.models_forget, name="console_models_forget"),
     path("models/stop/", views_models.models_stop, name="console_models_stop"),
     path("models/delete/", views_models.models_delete, name="console_models_delete"),
     path("quotas/", views_quotas.quotas, name="console_quotas"),

@@ -21,6 +21,7 @@ from appliance.console.model_acts import (
     model_pull,
     model_stop,
 )
+from appliance.console.model_notices import job_shown, swap_error, swap_hide
 from appliance.errors import ApplianceError, EngineUnavailable
 from appliance.serving.gateway import get_backend
 from appliance.serving.model_jobs import ModelJob, model_jobs
@@ -90,6 +91,18 @@ def models_delete(request: HttpRequest) -> HttpResponse:
     return _act(request, lambda: model_delete(name, request.user), f"“{name[:80]}” is deleted.")
 
 
+@never_cache
+@require_POST
+@admin_required
+def models_forget(request: HttpRequest) -> HttpResponse:
+    """Hide the notice about the last change or job."""
+    if request.POST.get("what") == "swap":
+        swap_hide(_state().get("swap"))
+    else:
+        model_jobs.forget()
+    return redirect("console_models")
+
+
 def _act(request: HttpRequest, act: Callable[[], None], done: str) -> HttpResponse:
     try:
         act()
@@ -117,9 +130,9 @@ def _page(request: HttpRequest, fault: ApplianceError | None = None) -> HttpResp
         "not_for_long": swap_is_for_this_run_only(),
         "fault": fault,
         "typed": request.POST if fault else {},
-        "swap_error": swap["error"] if swap and swap["stage"] == "failed" else "",
+        "swap_error": swap_error(swap),
         "swap": swap,
-        "job": job if job and not job.is_running else None,
+        "job": job_shown(job, swap),
         "job_words": _job_words(job) if job else "",
         "under_way": under_way,
         "may_load": state.get("state") in ("ready", "dead") and not _swap_under_way(state),

@@ -40,6 +40,7 @@ class ModelJob:
     said: str = ""
     # What it said before it began: whether the model fits.
     note: str = ""
+    ended_at: float | None = None
 
     @property
     def is_running(self) -> bool:
@@ -93,12 +94,23 @@ class ModelJobs:
             job, process = self.job, self._process
             if job is None or not job.is_running or process is None:
                 raise NotFound("Nothing is being fetched or imported now.")
-            self.job = replace(job, state="stopped", said="Stopped. What was fetched is kept.")
+            self.job = replace(
+                job,
+                state="stopped",
+                said="Stopped. What was fetched is kept.",
+                ended_at=time.time(),
+            )
         process.terminate()
         try:
             process.wait(_STOP_WAIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
+
+    def forget(self) -> None:
+        """Drop what the last job said; one that is under way goes on."""
+        with self._lock:
+            if self.job is not None and not self.job.is_running:
+                self.job = None
 
     def _follow(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None, "its output is read"
@@ -116,6 +128,7 @@ class ModelJobs:
                 state="failed" if status else "done",
                 share=job.share if status else 1.0,
                 said=text or f"The command ended with status {status}.",
+                ended_at=time.time(),
             )
         )
 

@@ -213,3 +213,35 @@ def test_a_stream_of_evictions_is_one_line_with_their_sum() -> None:
     texts = [entry[4] for entry in picture.delta_since(NEVER)["events"]]
     assert len(texts) == 4
     assert texts[1] == "60 cached blocks were given away to make room, oldest first."
+
+
+def of_test(told: dict[str, Any]) -> dict[str, Any]:
+    labels = {"username": "alice", "user_id": "1", "source": "capacity", "key_prefix": "bh_test"}
+    return {**told, "labels": labels}
+
+
+def test_the_requests_of_a_capacity_test_are_one_line_and_members_keep_theirs() -> None:
+    picture = Picture()
+    wait = {"why": "memory", "needed": 994, "available": 983, "kept": 205}
+    kinds = ("admitted", "preempted", "aborted", "rejected", "finished")
+    for level in range(4):
+        at = level * 50.0
+        ends = [of_test(event(kind, at, f"t-{n}")) for n in range(20) for kind in kinds]
+        stopped = event("aborted", at, "r-1", reason="abort", detail="", output_tokens=level + 2)
+        waiting = of_test(info("t-1", queue_position=0, wait=wait, age_s=9.0))
+        picture.observe({"requests": [waiting]}, None, [*ends, stopped], now=at, epoch=0.0)
+    later = of_test(event("admitted", 400.0, "t-new"))
+    picture.observe({}, None, [later], now=400.0, epoch=0.0)
+    sends = "A capacity test of alice sends requests. They are not told here one by one."
+    assert [entry[4] for entry in picture.delta_since(NEVER)["events"]] == [
+        sends,
+        *(f"bob's answer was stopped after {level + 2} tokens." for level in range(4)),
+        sends,
+    ]
+
+
+def test_the_first_failure_in_a_capacity_test_is_told() -> None:
+    failed = of_test(event("failed", 1.0, detail="The logits are not numbers."))
+    assert told(of_test(event("admitted", 0.5)), failed, failed)[1:] == [
+        "alice's request failed: The logits are not numbers."
+    ]

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from django.test import Client
 from appliance.accounts.models import User
 from appliance.api_keys.services import api_key_issue
 from appliance.console.audit import audit_words
+from appliance.console.model_notices import DONE_SHOWN_S
 from appliance.console.models import AuditRecord
 from appliance.serving.engine_backend import EngineBackend
 from appliance.serving.gateway import gateway_install, gateway_remove
-from appliance.serving.model_jobs import ModelJobs
+from appliance.serving.model_jobs import ModelJob, ModelJobs
 from inference.errors import NotEnoughMemory
 from inference.model_store import ModelStore
 from tests.appliance.base import make_bob
@@ -291,6 +293,51 @@ def test_what_cannot_be_had_says_why_in_one_sentence(
     html = shown(admin)
     assert "nothing&lt;b&gt;.gguf" in html
     assert "nothing<b>" not in html
+
+
+def failed_job(jobs: ModelJobs) -> None:
+    jobs.job = ModelJob(
+        "pull", "nonesuch", 1.0, "failed", said="No such name.", ended_at=time.time()
+    )
+
+
+def test_a_failure_stays_until_it_is_hidden(
+    admin: Client, backend: EngineBackend, jobs: ModelJobs
+) -> None:
+    failed_job(jobs)
+    assert "Fetching nonesuch: failed." in shown(admin)
+    assert admin.post(f"{PAGE}forget/", {"what": "job"}).status_code == 302
+    assert "nonesuch" not in shown(admin)
+
+
+def test_a_failure_is_gone_after_a_later_success(
+    admin: Client, backend: EngineBackend, jobs: ModelJobs
+) -> None:
+    failed_job(jobs)
+    admin.post(f"{PAGE}load/", {"name": "newer"})
+    until(lambda: swapped(backend))
+    assert "nonesuch" not in shown(admin)
+
+
+def test_a_success_is_news_for_a_while(
+    admin: Client, backend: EngineBackend, jobs: ModelJobs
+) -> None:
+    jobs.job = ModelJob("pull", "brought", 1.0, "done", said="It is here.", ended_at=time.time())
+    assert "It is here." in shown(admin)
+    jobs.job = replace(jobs.job, ended_at=time.time() - DONE_SHOWN_S - 1)
+    assert "It is here." not in shown(admin)
+
+
+def test_a_change_of_the_model_that_failed_can_be_hidden_and_the_next_is_told_again(
+    admin: Client, backend: EngineBackend, faults: Faults
+) -> None:
+    for _ in range(2):
+        faults.load_errors["newer"] = NotEnoughMemory("The model needs more memory.")
+        admin.post(f"{PAGE}load/", {"name": "newer"})
+        until(lambda: swapped(backend))
+        assert "newer was not loaded." in shown(admin)
+        admin.post(f"{PAGE}forget/", {"what": "swap"})
+        assert "newer was not loaded." not in shown(admin)
 
 
 @pytest.mark.parametrize("path", ["", "relative/x.gguf", "--name", "/a\x00b", "/" + "x" * 5000])
