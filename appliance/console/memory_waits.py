@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from appliance.console.capacity_traffic import is_of_test
 from appliance.console.event_words import Worded, memory_wait_words
 
 # A shorter wait is no news.
@@ -19,7 +20,7 @@ class MemoryWaits:
         news = []
         for info in requests:
             wait = info.get("wait") or {}
-            if wait.get("why") != "memory" or info["age_s"] < TOLD_AFTER_S:
+            if wait.get("why") != "memory" or info["age_s"] < TOLD_AFTER_S or is_of_test(info):
                 continue
             request_id = str(info["request_id"])
             waiting.add(request_id)

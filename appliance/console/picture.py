@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from appliance.console.block_cells import BlockCells
+from appliance.console.capacity_traffic import CapacityTraffic, is_of_test
 from appliance.console.event_words import Worded, event_words
 from appliance.console.memory_waits import MemoryWaits
 from appliance.console.request_log import FIELDS, RequestLog
@@ -39,6 +40,7 @@ class Picture:
         self._events: deque[tuple[int, list[Any]]] = deque(maxlen=KEEP_EVENTS)
         self._num_events = 0
         self._memory_waits = MemoryWaits()
+        self._capacity_traffic = CapacityTraffic()
         self._slots: int | None = None
         self._announced_at = -_ANNOUNCED_S
         self._evicted_told_at = -_EVICTIONS_EVERY_S
@@ -131,6 +133,10 @@ class Picture:
             self._values[name] = (value, self.tick)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
+        if is_of_test(event):
+            for worded in self._capacity_traffic.observe(event):
+                self._add_event(worded, float(event["at"]))
+            return
         if event["kind"] == "tuned" and self.now - self._announced_at < _ANNOUNCED_S:
             return
         if event["kind"] == "evicted":

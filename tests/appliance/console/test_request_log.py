@@ -215,23 +215,30 @@ def test_a_stream_of_evictions_is_one_line_with_their_sum() -> None:
     assert texts[1] == "60 cached blocks were given away to make room, oldest first."
 
 
-def of_test(told: dict[str, Any]) -> dict[str, Any]:
-    labels = {"username": "alice", "user_id": "1", "source": "capacity", "key_prefix": "bh_test"}
+def of_test(told: dict[str, Any], key: int = 1) -> dict[str, Any]:
+    labels = {"username": "alice", "user_id": "1", "source": "capacity", "key_id": str(key)}
     return {**told, "labels": labels}
 
 
-def test_the_requests_of_a_capacity_test_are_one_line_and_members_keep_theirs() -> None:
+def test_all_requests_of_a_capacity_test_are_one_line_and_members_keep_theirs() -> None:
+    """Also what is stopped at the ends of its levels, however long the test was silent before."""
     picture = Picture()
     wait = {"why": "memory", "needed": 994, "available": 983, "kept": 205}
-    kinds = ("admitted", "preempted", "aborted", "rejected", "finished")
+    kinds = ("admitted", "preempted", "rejected", "finished")
     for level in range(4):
-        at = level * 50.0
-        ends = [of_test(event(kind, at, f"t-{n}")) for n in range(20) for kind in kinds]
+        at = level * 500.0
+        sent = [of_test(event(kind, at, f"t-{n}")) for n in range(20) for kind in kinds]
+        ends = [
+            of_test(event("aborted", at + 400, f"t-{n}", detail="", output_tokens=n))
+            for n in range(20)
+        ]
         stopped = event("aborted", at, "r-1", reason="abort", detail="", output_tokens=level + 2)
         waiting = of_test(info("t-1", queue_position=0, wait=wait, age_s=9.0))
-        picture.observe({"requests": [waiting]}, None, [*ends, stopped], now=at, epoch=0.0)
-    later = of_test(event("admitted", 400.0, "t-new"))
-    picture.observe({}, None, [later], now=400.0, epoch=0.0)
+        picture.observe(
+            {"requests": [waiting]}, None, [*sent, stopped, *ends], now=at + 400, epoch=0.0
+        )
+    other = [of_test(event("admitted", 2000.0, "t-new"), key=2)]
+    picture.observe({}, None, other, now=2000.0, epoch=0.0)
     sends = "A capacity test of alice sends requests. They are not told here one by one."
     assert [entry[4] for entry in picture.delta_since(NEVER)["events"]] == [
         sends,
@@ -242,6 +249,6 @@ def test_the_requests_of_a_capacity_test_are_one_line_and_members_keep_theirs() 
 
 def test_the_first_failure_in_a_capacity_test_is_told() -> None:
     failed = of_test(event("failed", 1.0, detail="The logits are not numbers."))
-    assert told(of_test(event("admitted", 0.5)), failed, failed)[1:] == [
-        "alice's request failed: The logits are not numbers."
-    ]
+    sends = "A capacity test of alice sends requests. They are not told here one by one."
+    why = "alice's request failed: The logits are not numbers."
+    assert told(failed, failed, of_test(event("admitted", 2.0))) == [sends, why]
