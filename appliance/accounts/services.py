@@ -106,9 +106,14 @@ def _sessions_end(user: User) -> None:
 def _keep_an_admin(user: User) -> None:
     # Locks all admins' rows, so that two admins cannot remove each other at the same instant.
     admins = User.objects.select_for_update().filter(_ADMINS, is_active=True).order_by("pk")
-    if [admin.pk for admin in admins] == [user.pk]:
+    others = [admin for admin in admins if admin != user]
+    if user.has_usable_password():
+        # Who never chose one does not count: in seven days nobody could sign in any more.
+        others = [admin for admin in others if admin.has_usable_password()]
+    if user in admins and not others:
         raise Conflict(
-            f"{user.username} is the last admin. Make another member an admin first.",
+            f"{user.username} is the last admin who can sign in. Make another member an admin "
+            "first, one who has used their sign-in link.",
             param="user",
         )
 

@@ -11,8 +11,10 @@ from appliance.accounts.services import (
     user_seen,
     user_set_active,
     user_set_admin,
+    user_set_password,
 )
 from appliance.errors import Conflict, NotFound
+from tests.appliance.base import PASSWORD
 
 pytestmark = pytest.mark.django_db
 
@@ -60,6 +62,20 @@ def test_an_admin_who_is_switched_off_does_not_count_as_one(alice: User, bob: Us
     user_set_active(bob, False)
     with pytest.raises(Conflict, match="last admin"):
         user_set_active(alice, False)
+
+
+@pytest.mark.usefixtures("quick_passwords")
+def test_an_admin_who_never_chose_a_password_does_not_count_as_one(alice: User, bob: User) -> None:
+    user_set_password(alice, PASSWORD)
+    user_set_admin(bob, True)
+    for change in (user_set_admin, user_set_active):
+        with pytest.raises(Conflict, match="last admin"):
+            change(alice, False)
+    user_set_admin(bob, False)
+    user_set_admin(bob, True)
+    user_set_password(bob, PASSWORD)
+    user_set_admin(alice, False)
+    assert [user.username for user in User.objects.filter(is_staff=True)] == ["bob"]
 
 
 def test_switching_a_member_off_voids_their_open_link(bob: User) -> None:
