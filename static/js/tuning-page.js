@@ -124,6 +124,13 @@ applyButton.addEventListener('click', () => {
     text: 'It holds from now on.', undo: () => send(before, () => toast('Taken back.'), 'taken back'),
   }), find('#why').value.trim());
 });
+// What a capacity test found: put into its field, so that the preview shows it before anybody applies it.
+find('[data-suggest]')?.addEventListener('click', ({ target }) => {
+  const row = rows.find((one) => one.dataset.setting === 'slots');
+  putRow(row, Number(target.dataset.suggest));
+  draw();
+  find('.input', row).focus();
+});
 discardButton.addEventListener('click', () => {
   complain(null);
   for (const row of rows) putRow(row, asked.get(row.dataset.setting));

@@ -1,7 +1,8 @@
 // The header numbers, the banner over the page, and the list of events.
 import { bytes, clock, count, icon, make, many, rate, seconds, setText, svg } from './words.js';
 
-const MOST_PIPS = 40;
+// More slots than this are one bar: pips would be too small to count.
+const MOST_PIPS = 24;
 
 export class Vitals {
   #model; #parts = new Map(); #pipsKey = ''; #health = '';
@@ -23,6 +24,7 @@ export class Vitals {
     document.querySelector('[data-kv-meter]').value = share ?? 0;
     this.#say('kv-why', kv?.blocks_total ? `${count(kv.blocks_used)} of ${many(kv.blocks_total, 'block')}` : '');
     const hits = state.cache_hit_rate;
+    this.#parts.get('hits').nextElementSibling.hidden = hits === null || hits === undefined;
     this.#say('hits', hits === null || hits === undefined ? '–' : String(Math.round(hits * 100)));
     this.#say('hits-why', hits === null || hits === undefined ? 'no prompts in the last 15 min' : 'of prompt tokens in the last 15 min were not computed again');
     this.#healthOf(state);
@@ -36,11 +38,18 @@ export class Vitals {
     this.#say('slots', slots?.effective ? `of ${many(slots.effective, 'slot')}` : '');
     const kept = state.settings?.reserved_interactive_slots?.effective ?? 0;
     this.#say('running-why', kept ? `${many(kept, 'slot')} kept for chat` : slots && slots.requested !== slots.effective && slots.requested !== 'auto' ? `${slots.requested} asked for` : '');
-    const total = Math.min(MOST_PIPS, slots?.effective ?? 0), on = Math.min(total, state.running ?? 0), key = `${total} ${on} ${kept}`;
+    const total = slots?.effective ?? 0, on = Math.min(total, state.running ?? 0), key = `${total} ${on} ${kept}`;
     if (key === this.#pipsKey) return;
     this.#pipsKey = key;
-    const pips = document.querySelector('[data-pips]'), pitch = Math.min(11.6, 138 / Math.max(1, total)), width = Math.max(1.5, pitch - 3.6 * Math.min(1, pitch / 11.6));
+    const pips = document.querySelector('[data-pips]');
+    if ((slots?.effective ?? 0) > MOST_PIPS) { pips.replaceChildren(...this.#bar(slots.effective, state.running ?? 0, kept)); return; }
+    const pitch = Math.min(11.6, 138 / Math.max(1, total)), width = Math.max(1.5, pitch - 3.6 * Math.min(1, pitch / 11.6));
     pips.replaceChildren(...Array.from({ length: total }, (_, i) => svg('rect', { class: i < on ? 'on' : i >= total - kept ? 'kept' : 'off', x: (i * pitch + 0.5).toFixed(1), y: '.5', width: width.toFixed(1), height: '7', rx: Math.min(1.5, width / 3) })));
+  }
+
+  #bar(total, on, kept) {
+    const at = (slots) => (slots / total * 138).toFixed(1), part = (name, from, to) => svg('rect', { class: name, x: at(from), y: '1', width: at(to - from), height: '6', rx: '1.5' });
+    return [part('track', 0, total), part('kept', total - kept, total), part('on', 0, on)];
   }
 
   #waitingWhy(state) {

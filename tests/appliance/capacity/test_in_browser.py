@@ -73,6 +73,12 @@ def test_start_stop_start_again_and_apply(page: Page, server: Running) -> None:
     expect(page.locator("#result-title")).to_have_text("Set slots to 2", timeout=2 * WAIT_MS)
     summary = page.locator("#chart svg[role=img]").get_attribute("aria-label") or ""
     assert "2 at the same time" in summary
+    page.goto(f"{server.url}/console/tuning/")
+    expect(page.locator("#advice-title")).to_have_text("Set slots to 2")
+    page.click("[data-suggest]")
+    expect(page.locator("[data-setting=slots] input.input")).to_have_value("2")
+    expect(page.locator("#apply")).to_have_text("Apply 1 change")
+    page.goto(f"{server.url}/console/capacity/")
     page.click("#apply")
     expect(page.locator(".toast")).to_contain_text("Slots set to 2.")
     effective = page.evaluate(
@@ -82,3 +88,11 @@ def test_start_stop_start_again_and_apply(page: Page, server: Running) -> None:
     page.goto(f"{server.url}/console/history/")
     applied = page.locator("tbody tr", has_text="Tuned").first
     expect(applied).to_contain_text(re.compile(r"Parallel slots .+ → 2 \(capacity test of "))
+    page.goto(f"{server.url}/console/")
+    events = page.locator("#events li")
+    # Two tests; what they sent, and what was stopped at their ends, has no lines of its own.
+    expect(events.filter(has_text="A capacity test of alice sends requests")).to_have_count(2)
+    expect(events.filter(has_text="alice's")).to_have_count(0)
+    page.goto(f"{server.url}/console/tuning/")
+    expect(page.locator("#advice-title")).to_have_text("Keep 2 slots")
+    expect(page.locator("[data-suggest]")).to_have_count(0)
