@@ -16,6 +16,7 @@ from django.db import DatabaseError
 
 from appliance.accounts.models import User
 from appliance.chat import services
+from appliance.chat.instructions import instructions_in_force
 from appliance.chat.models import MessageState
 from appliance.chat.protocol import ServerMessage
 from appliance.chat.refusals import refusal
@@ -126,12 +127,14 @@ class Generation:
         """Ask at the door first; only what was admitted is saved."""
         known = None if self.is_new else self.conversation_id
         history = await in_db_thread(services.generation_history, self.owner.pk, known, self.ask)
+        server_prompt = await instructions_in_force()
         if self._ended_as is not None:
             return
         caller = Caller(user_id=self.owner.pk, username=self.owner.username, source="chat")
         request = GenerationRequest(
             caller=caller,
             messages=history,
+            server_prompt=server_prompt,
             options=replace(CHAT_OPTIONS, max_tokens=chat_setting("chat_max_tokens")),
             generation_class="interactive",
             continue_final_message=self.ask.kind == "continue",

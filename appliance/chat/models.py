@@ -96,3 +96,18 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"message {self.pk} of {self.conversation_id}"
+
+
+class TeamInstructions(models.Model):
+    """A version of what admins put before every chat; the newest holds."""
+
+    text = models.TextField(blank=True)
+    changed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    # Kept when the account is gone.
+    changed_by_name = models.CharField(max_length=150)
+    at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return f"version {self.pk} of the team's instructions"

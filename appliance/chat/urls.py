@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from appliance.chat import views
+from appliance.chat import views, views_instructions
 
 app_name = "chat"
 
@@ -11,6 +11,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("c/<uuid:conversation_id>/pin/", views.pin, name="pin"),
     path("c/<uuid:conversation_id>/delete/", views.delete, name="delete"),
     path("c/<uuid:conversation_id>/restore/", views.restore, name="restore"),
+    path("console/instructions/", views_instructions.instructions, name="instructions"),
     path("chat/list/", views.conversations, name="list"),
     path("chat/state/", views.state, name="state"),
 ]

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from appliance.chat import services
 from appliance.chat.generations import generations
+from appliance.chat.instructions import instructions_shown
 from appliance.chat.models import MessageState, Role
 from appliance.chat.selectors import (
     LIST_STEP,
@@ -67,6 +68,7 @@ def chat(request: HttpRequest, conversation_id: uuid.UUID | None = None) -> Http
         except NotFound:
             status = 404
     last = messages[-1] if messages else None
+    model = loaded_model()
     whole = [m for m in messages if m.state != MessageState.STREAMING]
     context = {
         "conversation": conversation,
@@ -84,7 +86,8 @@ def chat(request: HttpRequest, conversation_id: uuid.UUID | None = None) -> Http
         ),
         "list": conversation_list(user, running=running),
         "quota": quota_status(user),
-        "model": loaded_model(),
+        "model": model,
+        "instructions": instructions_shown(model),
     }
     return render(request, "chat/chat.html", context, status=status)
 

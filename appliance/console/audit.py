@@ -69,13 +69,14 @@ ACTIONS = {
     "key.restrict": ("keys", "Changed key"),
     "key.rotate": ("keys", "Rotated key"),
     "key.rules": ("keys", "Changed the rules for keys"),
+    "chat.instructions": ("chat", "Changed the team's instructions to"),
     "model.load": ("models", "Began to load the model"),
     "model.pull": ("models", "Began to fetch the model"),
     "model.import": ("models", "Began to import the model"),
     "model.stop": ("models", "Stopped fetching or importing"),
     "model.delete": ("models", "Deleted the model"),
 }
-KINDS = ("engine", "models", "exposure", "users", "keys", "quotas")
+KINDS = ("engine", "models", "chat", "exposure", "users", "keys", "quotas")
 
 
 def act_record(act: Act) -> None:

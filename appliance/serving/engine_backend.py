@@ -149,6 +149,7 @@ class EngineBackend:
             prepared = await served.generator.prepare(
                 prompt,
                 params,
+                server_prompt=request.server_prompt,
                 tools=request.tools or None,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,

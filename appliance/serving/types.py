@@ -70,6 +70,9 @@ class GenerationRequest:
     prompt: str | Sequence[int] | None = None
     # {"type": "function", "function": {"name", "description", "parameters"}}, for the template.
     tools: Sequence[Mapping[str, Any]] = ()
+    # The server's own instructions, before those of the messages: the part of a prompt that all
+    # callers share in the prefix cache. Never from a caller.
+    server_prompt: str | None = None
     # The server's own text with which the answer begins; counted as prompt.
     answer_start: str = ""
     # Of messages: whether the template begins the answer; and whether the last message, the

@@ -57,8 +57,10 @@ class ChatTemplate:
         self._masker = Masker(tokenizer.markers)
         self._template = _compiled(source) if source else None
         self._public: dict[str | None, tuple[date, list[int]]] = {}
+        self._reads_system = True
         if self._template is not None:
             self._try_out()
+            self._reads_system = self._is_system_read()
 
     @classmethod
     def from_dir(cls, model_dir: Path, tokenizer: Tokenizer) -> "ChatTemplate":
@@ -94,7 +96,8 @@ class ChatTemplate:
 
         Args:
             messages: {"role", "content", …}; content is a text, None, or a list of text parts.
-            server_prompt: the server's own instructions; they go before a system message.
+            server_prompt: the server's own instructions; they go before a system message, or before
+                the user's first where the template knows no system messages.
             tools: tool descriptions for templates that know tools.
             options: further names for the template, such as enable_thinking.
             add_generation_prompt: False leaves out the beginning of an answer; what the model says
@@ -107,7 +110,7 @@ class ChatTemplate:
             TextTooLong: it has far more than `most_tokens`.
             InvalidPrompt: no messages, an unknown role or content, or the template refuses.
         """
-        plain = _with_server_prompt(_plain_messages(messages), server_prompt)
+        plain = self._with_server_prompt(_plain_messages(messages), server_prompt)
         if continue_final_message:
             _check_continues(plain)
         token_ids = self._render(
@@ -128,7 +131,7 @@ class ChatTemplate:
         if known is None or known[0] != today:
             probes = [
                 self._render(
-                    _with_server_prompt([{"role": "user", "content": text}], server_prompt),
+                    self._with_server_prompt([{"role": "user", "content": text}], server_prompt),
                     None,
                     None,
                 )
@@ -205,6 +208,27 @@ class ChatTemplate:
             start += 1
         return prefix + token_ids[start:]
 
+    def _with_server_prompt(
+        self, messages: list[Message], server_prompt: str | None
+    ) -> list[Message]:
+        if not server_prompt:
+            return messages
+        role = "system" if self._reads_system else "user"
+        at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
+        if at is None or (role == "system" and at > 0):
+            return [{"role": role, "content": server_prompt}, *messages]
+        both = f"{server_prompt}\n\n{messages[at]['content']}"
+        return [*messages[:at], {**messages[at], "content": both}, *messages[at + 1 :]]
+
+    def _is_system_read(self) -> bool:
+        """Some templates refuse system messages, others leave them out without a word."""
+        user: list[Message] = [{"role": "user", "content": "Hello"}]
+        system: Message = {"role": "system", "content": "Be kind."}
+        try:
+            return self._render([system, *user], None, None) != self._render(user, None, None)
+        except InvalidPrompt:
+            return False
+
     def _try_out(self) -> None:
         """Render a harmless conversation, to find at load what can be found then."""
         try:
@@ -231,15 +255,6 @@ def _compiled(source: str) -> jinja2.Template:
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:_MAX_REFUSAL_CHARS]
-
-
-def _with_server_prompt(messages: list[Message], server_prompt: str | None) -> list[Message]:
-    if not server_prompt:
-        return messages
-    if messages and messages[0]["role"] == "system":
-        both = f"{server_prompt}\n\n{messages[0]['content']}"
-        return [{**messages[0], "content": both}, *messages[1:]]
-    return [{"role": "system", "content": server_prompt}, *messages]
 
 
 def _plain_messages(messages: Sequence[Message]) -> list[Message]:

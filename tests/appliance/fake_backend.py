@@ -170,6 +170,7 @@ class FakeBackend:
             raise EngineUnavailable("The model is loading. Try again in a moment.")
         if request.messages is not None:
             text = " ".join(str(m.get("content") or "") for m in request.messages)
+            text += " " + (request.server_prompt or "")
         else:
             text = str(request.prompt)
         prompt_tokens = len(text.split())

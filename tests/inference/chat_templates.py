@@ -1,7 +1,11 @@
 """Templates of the kinds that models have, and a conversation for them."""
 
+import json
+from pathlib import Path
+
 from inference.text.chat_template import ChatTemplate
 from inference.text.tokenizer import Tokenizer
+from inference.weights.gguf_tokenizer import build_tokenizer
 from tests.inference.text_models import (
     byte_level_metadata,
     make_tokenizer,
@@ -78,6 +82,15 @@ CONVERSATION = [
     {"role": "user", "content": "> a quote? [1] <none>"},
 ]
 SYSTEM = [{"role": "system", "content": " Be short. "}]
+
+
+def chatml_folder(folder: Path) -> Path:
+    """A model folder with a byte-level tokenizer and the template CHATML, and no weights."""
+    document, config = build_tokenizer(byte_level_metadata())
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
 
 
 def byte_level(bos: str | None = None, template: str = "") -> Tokenizer:

@@ -260,6 +260,29 @@ def test_the_servers_prompt_is_counted_as_public_prefix() -> None:
     assert "Be short" not in shared
 
 
+@pytest.mark.parametrize(
+    "refuses",
+    ["{{ raise_exception('System role not supported') }}", "", "{% set messages = messages[1:] %}"],
+)
+def test_a_template_without_system_messages_gets_the_servers_prompt_in_the_first_turn(
+    refuses: str,
+) -> None:
+    """Also one that leaves them out without a word."""
+    template = template_of(
+        "{% if messages[0].role == 'system' %}" + refuses + "{% endif %}"
+        "{% for m in messages if m.role != 'system' %}"
+        "{{ m.role ~ ': ' ~ m.content ~ '.' }}{% endfor %}"
+    )
+    decode = template._tokenizer.decode
+    for text in ("hello", "a secret"):
+        prompt = template.encode([{"role": "user", "content": text}], server_prompt="Be kind.")
+        assert decode(prompt.token_ids) == f"user: Be kind.\n\n{text}."
+        public = decode(prompt.token_ids[: prompt.num_public_prefix_tokens])
+        assert public == "user: Be kind.\n\n"
+    longer = template.encode(CONVERSATION, server_prompt="Be kind.")
+    assert decode(longer.token_ids).count("Be kind.") == 1
+
+
 def test_no_part_of_a_users_text_is_public() -> None:
     template = template_of(CHATML)
     for content in ("a", "a secret", "0", "hello"):

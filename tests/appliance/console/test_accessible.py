@@ -12,7 +12,7 @@ PATHS = (
     "/", "/account/", "/account/try/", "/account/password/", "/console/", "/console/tuning/",
     "/console/capacity/", "/console/models/", "/console/exposure/", "/console/users/",
     "/console/groups/", "/console/service-accounts/", "/console/keys/", "/console/quotas/",
-    "/console/usage/", "/console/history/", "/console/nothing-here/",
+    "/console/usage/", "/console/history/", "/console/instructions/", "/console/nothing-here/",
 )  # fmt: skip
 
 

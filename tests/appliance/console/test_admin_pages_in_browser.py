@@ -9,7 +9,7 @@ from tests.appliance.console.simulated_process import Server
 
 pytestmark = pytest.mark.e2e
 
-PAGES = ("models", "exposure", "users", "keys", "quotas", "usage", "history")
+PAGES = ("models", "instructions", "exposure", "users", "keys", "quotas", "usage", "history")
 
 
 @pytest.mark.parametrize("name", PAGES)

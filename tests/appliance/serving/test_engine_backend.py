@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -32,10 +32,8 @@ from appliance.serving.types import (
 )
 from inference import errors as engine_errors
 from inference.errors import InferenceError
-from inference.weights.gguf_tokenizer import build_tokenizer
-from tests.inference.chat_templates import CHATML
+from tests.inference.chat_templates import chatml_folder
 from tests.inference.helpers import FakeRunner
-from tests.inference.text_models import byte_level_metadata
 
 DEADLINE_S = 30
 
@@ -57,12 +55,7 @@ class PacedRunner(FakeRunner):
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    document, config = build_tokenizer(byte_level_metadata())
-    (folder / "tokenizer.json").write_text(json.dumps(document))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(CHATML)
-    return folder
+    return chatml_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -211,6 +204,28 @@ async def test_the_engine_knows_the_caller_and_shares_no_prefix_between_users_a0
         "key_id": "",
     }
     assert seen.request_class == "api"
+
+
+async def test_only_the_servers_own_prompt_is_shared_between_users(make):
+    backend, _ = await make()
+    text = "a private text " * 6
+    ours = "Answer the team of the shop in short words. " * 2
+
+    async def cached(user_id, server_prompt=ours):
+        asked = replace(request(text, user_id=user_id, max_tokens=2), server_prompt=server_prompt)
+        prepared = await backend.prepare(asked)
+        finished = (await read(await backend.generate(prepared)))[-1]
+        return finished.cached_tokens, prepared.prompt.num_public_prefix_tokens
+
+    assert (await cached(1))[0] == 0
+    for user_id in (2, 3):
+        num_cached, num_public = await cached(user_id)
+        assert num_public > len(ours) // 2
+        # Every block that holds nothing of the user, and none that does.
+        assert num_cached == num_public // 16 * 16
+    # The user's own text is found by the user alone.
+    assert (await cached(1))[0] > num_public
+    assert (await cached(4, server_prompt="Other words. " * 4))[0] < 16
 
 
 # ---- early ends
