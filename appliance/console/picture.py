@@ -12,6 +12,7 @@ from appliance.console.block_cells import BlockCells
 from appliance.console.capacity_traffic import CapacityTraffic, is_of_test
 from appliance.console.event_words import Worded, event_words
 from appliance.console.memory_waits import MemoryWaits
+from appliance.console.prefix_rows import EVERYBODY, prefix_rows
 from appliance.console.request_log import FIELDS, RequestLog
 from appliance.console.samples import COLUMNS, Sample, Samples
 
@@ -70,7 +71,9 @@ class Picture:
             self._add_event(worded, epoch + now)
         self.new_sample = self.samples.observe(state, self.now, tick)
         for name, value in state.items():
-            if name != "requests":
+            if name == "prefixes":
+                self._put(name, prefix_rows(value))
+            elif name != "requests":
                 self._put(name, _rounded(value))
         if block_map is not None:
             block_size = int((state.get("kv") or {}).get("block_size") or 16)
@@ -87,7 +90,9 @@ class Picture:
         self._add_event(worded, at_unix, self.tick + 1)
 
     def unknown_owners(self) -> set[str]:
-        return {str(row.get("owner")) for row in self.requests.rows()} - self._users.keys()
+        shown = {str(row.get("owner")) for row in self.requests.rows()}
+        prefixes, _ = self._values.get("prefixes", ((), 0))
+        return (shown | {row[0] for row in prefixes}) - self._users.keys() - {EVERYBODY}
 
     def put_users(self, users: Mapping[str, list[Any]]) -> None:
         """Name and mark (hue, shape) of owners, as consoles show them."""

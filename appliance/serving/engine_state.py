@@ -27,7 +27,10 @@ def engine_state(stats: Any, model: Mapping[str, Any] | None) -> dict[str, Any]:
         "step_forward_ms": stats.step_forward_ms,
         "totals": dict(stats.totals),
         "requests": [fields_of(request) for request in stats.requests],
-        "prefixes": [fields_of(prefix) for prefix in stats.prefixes],
+        "prefixes": [
+            {**fields_of(prefix), "num_tokens_saved": prefix.num_tokens * prefix.num_hits}
+            for prefix in stats.prefixes
+        ],
         "model": model,
     }
 

@@ -7,6 +7,7 @@ import { killRequest } from './console-api.js';
 import { ConsoleModel } from './console-model.js';
 import { ConsoleSocket } from './console-socket.js';
 import { Plots } from './plots.js';
+import { PrefixTable } from './prefix-table.js';
 import { RequestsTable } from './requests-table.js';
 import { SlotsControl } from './slots-control.js';
 import { Timeline } from './timeline.js';
@@ -25,7 +26,7 @@ const blockTable = new BlockTable(model, () => isolate(null));
 const timeline = new Timeline(model);
 const plots = new Plots(model);
 const table = new RequestsTable(model, { kill, onPick: pickRow });
-const slots = new SlotsControl(model);
+const prefixes = new PrefixTable(model), slots = new SlotsControl(model);
 const vitals = new Vitals(model), events = new EventList(model);
 let only = null, paused = false;
 
@@ -51,6 +52,7 @@ function draw() {
   events.update();
   plots.update();
   table.update();
+  prefixes.update();
   slots.update();
 }
 

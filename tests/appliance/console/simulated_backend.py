@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.appliance.console.simulated_parts import (
     SETTINGS,
     UNLOADED,
     SimRequest,
+    prefixes_of,
 )
 
 
@@ -61,6 +63,7 @@ class SimulatedBackend:
         self._events: list[dict[str, Any]] = []
         self._num_requests = 0x3F0
         self._hits = [0, 0]
+        self._found_again: Counter[str] = Counter()
         self._ttfts: list[float] = []
         self._num_preemptions = 0
         self.owner_weights: dict[str, float] = {}
@@ -87,6 +90,7 @@ class SimulatedBackend:
         decoding = sum(r.state == "decode" for r in self._running)
         return {
             "state": self.status,
+            "step": self.step,
             "progress": [0.58, "reading the weights"] if self.status == "loading" else [1.0, ""],
             "error": "The machine ran out of memory." if self.status == "dead" else None,
             "slots": {"requested": self._slots, "effective": self._slots, "reason": ""},
@@ -107,6 +111,7 @@ class SimulatedBackend:
             "step_forward_ms": 14.2,
             "totals": {"requests_failed": 0, "preemptions": self._num_preemptions},
             "swap": self.swap,
+            "prefixes": prefixes_of(self._found_again),
             "requests": [self._info(r) for r in (*self._running, *self._waiting)],
             "model": {
                 "name": MODEL.name,
@@ -241,6 +246,9 @@ class SimulatedBackend:
                     request.cached = request.computed = min(PREFIX_BLOCKS * BLOCK, request.prompt)
             self._hits[0] += request.cached
             self._hits[1] += request.prompt
+            if request.cached:
+                # A conversation goes on: its owner's own text behind the text of all.
+                self._found_again[request.owner] += 1
             self._running.append(request)
             own = request.prompt - (PREFIX_BLOCKS * BLOCK if request.shares else 0)
             request.blocks = [self._take() for _ in range(max(0, -(-own // BLOCK)))]

@@ -1,5 +1,6 @@
 """What the simulated engine is made of: its model, its settings, one of its requests."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,7 @@ UNLOADED: dict[str, Any] = {
          "blocks_free", "blocks_shared", "slots_wasted"), 0,
     ),
     "requests": [],
+    "prefixes": [],
     "model": None,
 }  # fmt: skip
 
@@ -72,3 +74,14 @@ class SimRequest:
     @property
     def request_id(self) -> str:
         return f"r-{self.number:03x}"
+
+
+def prefixes_of(found_again: Counter[str]) -> list[dict[str, Any]]:
+    """Beginnings of prompts that saved the most; `found_again` counts requests by owner."""
+    found = [("", PREFIX_BLOCKS * BLOCK, found_again.total())]
+    found += [(owner, 1024, hits) for owner, hits in found_again.most_common(4)]
+    return [
+        {"num_tokens": size, "num_hits": hits, "scope": scope, "num_tokens_saved": size * hits}
+        for scope, size, hits in found
+        if hits
+    ]

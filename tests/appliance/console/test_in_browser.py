@@ -245,18 +245,6 @@ def test_the_banner_says_the_state(page: Page, server: Server, state: str, words
     expect(page.locator("#live-banner")).to_be_hidden()
 
 
-def test_a_line_over_the_page_says_why_the_model_is_slow_until_it_is_not(
-    page: Page, server: Server
-) -> None:
-    server.set_state("notice The compiled CPU step is not in use: no compiler was found.")
-    try:
-        expect(page.locator("#live-banner")).to_contain_text("no compiler was found")
-        expect(page.locator("#live-banner")).to_contain_text("Slower than it could be")
-    finally:
-        server.set_state("")
-    expect(page.locator("#live-banner")).to_be_hidden()
-
-
 def test_while_the_model_loads_nothing_is_made_up(page: Page, server: Server) -> None:
     server.set_state("loading")
     try:

@@ -215,6 +215,19 @@ def test_a_stream_of_evictions_is_one_line_with_their_sum() -> None:
     assert texts[1] == "60 cached blocks were given away to make room, oldest first."
 
 
+def test_beginnings_of_prompts_are_told_by_owner_and_the_owners_are_looked_up() -> None:
+    picture = Picture()
+    prefixes = [
+        {"scope": "user:7", "num_tokens": 32, "num_hits": 2, "num_tokens_saved": 64},
+        {"scope": "", "num_tokens": 48, "num_hits": 9, "num_tokens_saved": 432},
+    ]
+    picture.observe({"prefixes": prefixes}, None, [], now=1.0, epoch=0.0)
+    assert picture.delta_since(NEVER)["state"]["prefixes"] == [["", 48, 9, 432], ["7", 32, 2, 64]]
+    assert picture.unknown_owners() == {"7"}
+    picture.put_users({"7": ["bob", 1, 0]})
+    assert picture.unknown_owners() == set()
+
+
 def of_test(told: dict[str, Any], key: int = 1) -> dict[str, Any]:
     labels = {"username": "alice", "user_id": "1", "source": "capacity", "key_id": str(key)}
     return {**told, "labels": labels}

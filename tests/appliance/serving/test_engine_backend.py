@@ -228,6 +228,19 @@ async def test_only_the_servers_own_prompt_is_shared_between_users(make):
     assert (await cached(4, server_prompt="Other words. " * 4))[0] < 16
 
 
+async def test_the_state_says_whose_beginnings_were_found_again_and_nothing_of_their_text(make):
+    backend, _ = await make()
+    text = "a private text " * 6
+    for user_id in (1, 2, 1, 1):
+        await read(await open_stream(backend, text, user_id=user_id))
+    state = orjson.loads(orjson.dumps(backend.state()))
+    [found] = state["prefixes"]
+    assert (found["scope"], found["num_hits"]) == ("user:1", 2)
+    assert found["num_tokens"] >= 16
+    assert found["num_tokens_saved"] == 2 * found["num_tokens"]
+    assert "private" not in str(state)
+
+
 # ---- early ends
 
 
