@@ -1,7 +1,6 @@
 """One engine is kept serving: rebuilt once when it fails, given up when it hangs, or its model
 changed."""
 
-import json
 import logging
 import threading
 
@@ -17,12 +16,10 @@ from inference.errors import (
 from inference.request import FinishReason
 from inference.supervisor import REBUILD_WINDOW_S, EngineSupervisor, SwapOrder
 from inference.watchdog import HANG_S, LOST_S, Watchdog
-from inference.weights.gguf_tokenizer import build_tokenizer
-from tests.inference.chat_templates import CHATML
 from tests.inference.engine_driving import until
 from tests.inference.faults import DEADLINE_S, Faults
 from tests.inference.helpers import expected_output, fake_config, make_request
-from tests.inference.text_models import byte_level_metadata
+from tests.inference.supervising import ends, kill, kinds, model_folders, order
 
 
 class Clock:
@@ -35,15 +32,7 @@ class Clock:
 
 @pytest.fixture
 def folders(tmp_path):
-    document, config = build_tokenizer(byte_level_metadata())
-    found = {}
-    for name in ("former", "newer"):
-        folder = found[name] = tmp_path / name
-        folder.mkdir()
-        (folder / "tokenizer.json").write_text(json.dumps(document))
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        (folder / "chat_template.jinja").write_text(CHATML)
-    return found
+    return model_folders(tmp_path)
 
 
 @pytest.fixture
@@ -71,42 +60,6 @@ def supervisor(folders, faults, clock):
     yield found
     faults.go_on.set()
     found.stop(0.0)
-
-
-def ends(stream):
-    last = None
-    while (update := stream.get(DEADLINE_S)) is not None:
-        last = update
-    return last
-
-
-def order(folders, name="newer", **changes):
-    return SwapOrder(
-        **{
-            "model": name,
-            "resolve": lambda report: folders[name],
-            "drain_s": DEADLINE_S,
-            **changes,
-        }
-    )
-
-
-def kinds(supervisor):
-    return [event.kind for event in supervisor.events.since(0)]
-
-
-def kill(supervisor, faults):
-    """End the engine as failing steps do; returns the streams that ended with it."""
-    faults.step_error = RuntimeError("boom")
-    engine, streams = supervisor.engine, []
-    while engine.ending.error is None:
-        try:
-            streams.append(engine.add_request(make_request(8, 4)))
-        except EngineDead:
-            break
-        ends(streams[-1])
-    faults.step_error = None
-    return streams
 
 
 # ---- an engine that fails
