@@ -7,15 +7,17 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
-def broker_mend(control_folder: Path) -> None:
-    """Remove broken tables of the broker; the worker writes them anew when it starts.
+def broker_mend(control_folder: Path, messages_folder: Path) -> None:
+    """Remove broken tables and messages of the broker; the worker writes its tables anew.
 
     A full disk, or a kill between opening and writing, leaves one empty. No worker could start on
-    it again, also when there is room.
+    such a table again, also when there is room, and each such message ends one.
     """
-    for table in control_folder.glob("*.exchange"):
+    for file in (*control_folder.glob("*.exchange"), *messages_folder.glob("*.msg")):
         try:
-            json.loads(table.read_bytes())
+            json.loads(file.read_bytes())
+        except FileNotFoundError:
+            continue
         except ValueError:
-            logger.warning("the broker's file %s is broken; it is made anew", table.name)
-            table.unlink(missing_ok=True)
+            logger.warning("the broker's file %s is broken; it is removed", file.name)
+            file.unlink(missing_ok=True)

@@ -42,13 +42,16 @@ def test_a_worker_whose_server_is_gone_ends(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b'[["celery", "", "cel', b"\xff"])
-def test_only_a_broken_table_of_the_broker_is_removed_d12(torn: bytes, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole.exchange", tmp_path / "celery.exchange"
+@pytest.mark.parametrize("kind", ["exchange", "celery.msg"])
+def test_only_a_broken_file_of_the_broker_is_removed_d12(
+    torn: bytes, kind: str, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / f"1_whole.{kind}", tmp_path / f"2_broken.{kind}"
     whole.write_text('[["celery", "", "celery"]]')
     broken.write_bytes(torn)
-    broker_mend(tmp_path)
+    broker_mend(tmp_path, tmp_path)
     assert (whole.exists(), broken.exists()) == (True, False)
-    broker_mend(tmp_path / "there is none")
+    broker_mend(tmp_path / "there is none", tmp_path / "nor here")
 
 
 def test_a_worker_starts_on_a_broker_that_a_full_disk_left_torn_d12(data_dir: Path) -> None:

@@ -40,7 +40,7 @@ class Command(BaseCommand):
         warnings.simplefilter("ignore", SecurityWarning)
         # Redis has none.
         if options := getattr(settings, "CELERY_BROKER_TRANSPORT_OPTIONS", None):
-            broker_mend(Path(options["control_folder"]))
+            broker_mend(Path(options["control_folder"]), Path(options["data_folder_in"]))
         app.worker_main(
             [
                 *(
