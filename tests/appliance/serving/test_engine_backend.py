@@ -233,9 +233,11 @@ async def test_the_state_says_whose_beginnings_were_found_again_and_nothing_of_t
     text = "a private text " * 6
     for user_id in (1, 2, 1, 1):
         await read(await open_stream(backend, text, user_id=user_id))
+    # The picture of the last step comes a moment after its tokens.
+    await until(lambda: [each["num_hits"] for each in backend.state()["prefixes"]] == [2])
     state = orjson.loads(orjson.dumps(backend.state()))
     [found] = state["prefixes"]
-    assert (found["scope"], found["num_hits"]) == ("user:1", 2)
+    assert found["scope"] == "user:1"
     assert found["num_tokens"] >= 16
     assert found["num_tokens_saved"] == 2 * found["num_tokens"]
     assert "private" not in str(state)
