@@ -7,6 +7,7 @@ app_name = "chat"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.chat, name="new"),
     path("c/<uuid:conversation_id>/", views.chat, name="conversation"),
+    path("c/<uuid:conversation_id>/export/", views.export, name="export"),
     path("c/<uuid:conversation_id>/rename/", views.rename, name="rename"),
     path("c/<uuid:conversation_id>/pin/", views.pin, name="pin"),
     path("c/<uuid:conversation_id>/delete/", views.delete, name="delete"),

@@ -5,13 +5,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils.http import content_disposition_header
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
 from appliance.chat import services
+from appliance.chat.export import file_name, markdown_of
 from appliance.chat.generations import generations
 from appliance.chat.instructions import instructions_shown
 from appliance.chat.models import MessageState, Role
@@ -121,6 +123,24 @@ def state(request: HttpRequest) -> JsonResponse:
             "context_tokens": 0 if model is None else model.context_tokens,
             "quota": quota_data(request.user),
         }
+    )
+
+
+@never_cache
+@require_GET
+def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """The conversation as a file; nothing in it is shown or run by a browser."""
+    try:
+        conversation = services.conversation_get(request.user.pk, conversation_id)
+    except NotFound as exc:
+        raise Http404(exc.message) from exc
+    running = conversation_id in generations.running_ids(request.user.pk)
+    messages = services.messages_shown(conversation_id, running=running)
+    disposition = content_disposition_header(True, file_name(conversation.title))
+    return HttpResponse(
+        markdown_of(conversation, messages),
+        content_type="text/markdown; charset=utf-8",
+        headers={"Content-Disposition": disposition, "X-Content-Type-Options": "nosniff"},
     )
 
 

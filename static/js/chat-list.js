@@ -111,6 +111,7 @@ export class ChatList extends EventTarget {
     button.setAttribute('aria-expanded', 'true');
     const pinned = this.#isPinned(id);
     this.#menu.querySelector('[data-label]').textContent = pinned ? 'Unpin' : 'Pin';
+    this.#menu.querySelector('[data-act="export"]').href = `/c/${id}/export/`;
     this.#menu.hidden = false;
     const box = button.getBoundingClientRect();
     const size = this.#menu.getBoundingClientRect();
@@ -131,7 +132,7 @@ export class ChatList extends EventTarget {
   }
 
   #onMenuKey(event) {
-    const items = [...this.#menu.querySelectorAll('button')];
+    const items = [...this.#menu.querySelectorAll('[role="menuitem"]')];
     const at = items.indexOf(document.activeElement);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
     if (event.key === 'Tab') this.closeMenu();
@@ -224,6 +225,15 @@ export class ChatList extends EventTarget {
     shown.textContent = title;
     return this.#act(async () => {
       try { await post(`/c/${id}/rename/`, { title }); } catch (error) { shown.textContent = before; throw error; }
+      this.#tell('renamed', { id, title });
+      this.refresh();
+      toast('Renamed.', () => this.#takeBackName(id, before));
+    });
+  }
+
+  #takeBackName(id, title) {
+    return this.#act(async () => {
+      await post(`/c/${id}/rename/`, { title });
       this.#tell('renamed', { id, title });
       this.refresh();
     });

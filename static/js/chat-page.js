@@ -1,6 +1,7 @@
 // The chat page: what the socket says to what is shown, what is done to what is sent.
 import { Composer } from './chat-composer.js';
 import { group, quotaLine, span } from './chat-format.js';
+import { bindKeys } from './chat-keys.js';
 import { ChatList } from './chat-list.js';
 import { banner, notice, say } from './chat-notice.js';
 import { ChatSocket } from './chat-socket.js';
@@ -337,14 +338,17 @@ list.addEventListener('pinned', ({ detail }) => { if (detail.id === conversation
 list.addEventListener('trouble', ({ detail }) => showNotice({ kind: 'warn', icon: 'warn', head: 'That did not work.', text: detail.message }));
 byId('pin').addEventListener('click', (event) => list.pin(conversationId, event.currentTarget.getAttribute('aria-pressed') !== 'true'));
 
-addEventListener('keydown', (event) => {
-  if (event.defaultPrevented || event.isComposing) return;
-  const typing = event.target.closest?.('input, textarea, [contenteditable]');
-  if (event.key === '/' && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); list.focusSearch(); }
-  if (event.key !== 'Escape') return;
-  if (list.menuIsOpen) list.closeMenu();
-  else if (list.isOpenOnPhone) list.slide(false);
-  else if (active || pending) { event.preventDefault(); stop(); }
+bindKeys({
+  search: () => list.focusSearch(),
+  fresh: () => location.assign('/'),
+  // What is open closes; else the answer stops. Whether there was anything to do.
+  escape() {
+    if (list.menuIsOpen) list.closeMenu();
+    else if (list.isOpenOnPhone) list.slide(false);
+    else if (active || pending) stop();
+    else return false;
+    return true;
+  },
 });
 
 const quota = byId('quota').dataset;

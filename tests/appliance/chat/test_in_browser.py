@@ -292,6 +292,70 @@ def test_a_deleted_chat_comes_back_with_undo(watched):
     expect(page.locator(".turn").first).to_contain_text("Keep this", timeout=WAIT_MS)
 
 
+def test_a_chat_is_saved_as_a_file_from_its_menu(watched):
+    page = watched.page
+    ask(page, "Keep <b>this</b>")
+    is_idle(page)
+    for opener in ("#more", ".row [data-menu-for]"):
+        page.locator(opener).first.focus()
+        page.keyboard.press("Enter")
+        for _ in range(2):
+            page.keyboard.press("ArrowDown")
+        with page.expect_download() as saving:
+            page.keyboard.press("Enter")
+        assert saving.value.suggested_filename == "Keep b this b.md"
+        text = Path(saving.value.path()).read_text()
+        assert "Keep <b>this</b>\n\n---\n\n**Answer**\n\nParis is" in text
+        expect(page.locator("#menu")).to_be_hidden()
+    # The page is where it was.
+    assert page.locator(".turn").count() == 2
+
+
+def test_a_new_name_can_be_taken_back(watched):
+    page = watched.page
+    ask(page, "First name")
+    is_idle(page)
+    page.click("#more")
+    page.click("#menu [data-act=rename]")
+    page.keyboard.type("Second name")
+    page.keyboard.press("Enter")
+    named = page.locator(".row", has=page.locator("[aria-current]")).locator("[data-title]")
+    expect(named).to_have_text("Second name", timeout=WAIT_MS)
+    page.click(".toast [data-act=undo]")
+    expect(named).to_have_text("First name", timeout=WAIT_MS)
+    expect(page.locator("#title")).to_have_text("First name")
+
+
+def test_keys_work_all_over_the_page_and_single_ones_can_be_switched_off(watched):
+    page = watched.page
+    ask(page, "One")
+    is_idle(page)
+    page.locator("#log").focus()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    # In a text box they are text.
+    page.keyboard.press("?")
+    expect(page.locator("#search")).to_have_value("?")
+    page.fill("#search", "")
+    page.locator("#log").focus()
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    expect(dialog).to_be_visible()
+    dialog.get_by_role("checkbox").uncheck()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.locator("#log").focus()
+    page.keyboard.press("/")
+    page.keyboard.press("?")
+    expect(page.locator("#log")).to_be_focused()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="all keys").click()
+    expect(dialog.get_by_role("checkbox")).not_to_be_checked()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator(".turn")).to_have_count(0, timeout=WAIT_MS)
+
+
 def test_markdown_becomes_tables_lists_and_coloured_code(watched):
     page = watched.page
     ask(page, "table")
