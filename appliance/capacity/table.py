@@ -1,13 +1,11 @@
 """Figures as text: the terminal's table, and CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from appliance.capacity.figures import Level
 from appliance.capacity.recommend import Limits, faults, milliseconds, number, seconds
+from appliance.csv_text import csv_text
 
 HEADS = (
     "N", "requests", "failed", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95", "tok/s", "tok/s each",
@@ -50,18 +48,8 @@ def table(levels: Sequence[Level], limits: Limits) -> str:
 def as_csv(levels: Sequence[Level], limits: Limits) -> str:
     """One row a level; every stored figure, and whether it is good."""
     names = [field.name for field in fields(Level)]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, "is_good"])
+    rows = []
     for level in sorted(levels, key=lambda one: one.users):
-        found: dict[str, Any] = level.as_dict()
-        values = [_plain(found[name]) for name in names]
-        writer.writerow([*values, not faults(level, limits)])
-    return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula is quoted."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+        found = level.as_dict()
+        rows.append([*(found[name] for name in names), not faults(level, limits)])
+    return csv_text([*names, "is_good"], rows)

@@ -1,9 +1,8 @@
 """The ledger as a table for spreadsheets."""
 
-import csv
-import io
 from collections.abc import Iterable
 
+from appliance.csv_text import csv_text
 from appliance.quotas.usage import UsagePart
 
 COLUMNS = (
@@ -18,31 +17,22 @@ COLUMNS = (
     "answer_tokens",
     "tokens",
 )
-# A cell that begins so is a formula for a spreadsheet, and names may begin so.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def usage_csv(parts: Iterable[UsagePart]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for part in parts:
-        writer.writerow(
-            (
-                part.day.isoformat(),
-                _plain(part.username),
-                _plain(part.source),
-                _plain(part.key_prefix),
-                _plain(part.model),
-                part.num_requests,
-                part.prompt_tokens,
-                part.cached_tokens,
-                part.completion_tokens,
-                part.tokens,
-            )
+    rows = (
+        (
+            part.day.isoformat(),
+            part.username,
+            part.source,
+            part.key_prefix,
+            part.model,
+            part.num_requests,
+            part.prompt_tokens,
+            part.cached_tokens,
+            part.completion_tokens,
+            part.tokens,
         )
-    return text.getvalue()
-
-
-def _plain(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+        for part in parts
+    )
+    return csv_text(COLUMNS, rows)
