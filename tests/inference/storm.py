@@ -39,6 +39,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 3, "min_tokens": 6},
     {"temperature": 0.0, "stop_token_ids": (77, 101, 130)},
     {"temperature": 0.9, "seed": 11, "constraint": PERSON},
+    {"temperature": 0.0, "constraint": PERSON},
 ]
 TUNES: list[dict[str, Any]] = [
     {"slots": 2},
@@ -279,15 +280,17 @@ class Storm:
 
 
 def alone(folder: Path, requests: list[Request], **config: Any) -> dict[Request, list[int]]:
-    """What each says with the engine to itself, to its own max_tokens."""
+    """What each says with the engine to itself: as far as it came, and a token more if it may."""
     storm = Storm(folder, 0, **config)
     storm.engine.tune(speculation="off", enable_prefix_cache=False)
     said = {}
     for request in requests:
+        most = max(len(request.output_token_ids) + 1, request.params.min_tokens)
+        params = replace(request.params, max_tokens=min(most, request.params.max_tokens or most))
         twin = Request(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
-            params=request.params,
+            params=params,
             owner="alone",
             cache_scope="alone",
             grammar=request.grammar,
