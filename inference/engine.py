@@ -396,3 +396,4 @@ class Engine:
             if isinstance(command, Add):
                 self._streams.add(command.stream)
         self._streams.end_all(FinishReason.ERROR, str(self.ending.error))
+        self._inbox.forget_all()

@@ -147,6 +147,11 @@ class Inbox:
         with self._lock:
             self._live.pop(request.request_id, None)
 
+    def forget_all(self) -> None:
+        """The engine has ended, and with it every request that was let in."""
+        with self._lock:
+            self._live.clear()
+
     def count_rejected(self) -> int:
         with self._lock:
             self.num_rejected += 1

@@ -88,6 +88,7 @@ class Reporter:
                 cached_tokens=request.num_cached_tokens,
             )
         for preemption in news.preempted:
+            positions.on_gone(preemption.request)
             self._preempted(preemption)
         for request in news.ended:
             positions.on_gone(request)

@@ -69,6 +69,8 @@ class RequestStream:
         with self._lock:
             if self._accepts():
                 self._token_ids.append(token_id)
+                # One that was preempted may go on with a token at once.
+                self._position = self._estimated_wait_s = None
                 if logprobs is not None:
                     self._logprobs.append(logprobs)
 

@@ -306,6 +306,7 @@ def test_a_step_that_hangs_does_not_hold_up_the_shutdown(runner, monkeypatch):
         result = collect(each)
         assert result.finish_reason is FinishReason.ERROR
         assert "stopped before" in result.finish_detail
+    assert engine.live_labels() == []
     gate.set()
     until(lambda: runner.is_closed)
 
@@ -328,6 +329,7 @@ def test_a_request_taken_in_while_the_engine_is_given_up_still_gets_its_end(runn
     stream = engine.add_request(make_request(4, 900))
     assert collect(stream).finish_reason is FinishReason.ERROR
     until(lambda: runner.is_closed)
+    assert engine.live_labels() == []
 
 
 def test_a_request_accepted_while_the_engine_ends_still_gets_its_end(runner):

@@ -93,6 +93,27 @@ def test_waiting_requests_are_told_their_place(engine):
     assert collect(sixth).finish_reason is FinishReason.LENGTH
 
 
+def test_a_preempted_answer_is_told_its_place_each_time_and_only_while_it_waits(clock):
+    engine = Engine(fake_config(max_num_seqs=2), FakeRunner(), clock=clock)
+    engine.load()
+    engine.add_request(make_request(8, 50))
+    request = make_request(8, 50)
+    stream = engine.add_request(request)
+    for _ in range(2):
+        clock.step(engine, 2)
+        assert stream.take().queue_position is None
+        # A static batch takes nobody in: it waits.
+        engine.tune(policy="static")
+        run = engine._scheduler.running.get(request.request_id)
+        engine._scheduler._preempt(run, "slots", 1, clock())
+        clock.step(engine, 1)
+        assert stream.take().queue_position == 0
+        engine.tune(policy="continuous")
+        clock.step(engine, 2)
+        update = stream.take()
+        assert (update.queue_position, len(update.token_ids)) == (None, 2)
+
+
 def test_an_estimate_of_the_wait_comes_once_there_is_a_basis(clock):
     engine = Engine(fake_config(max_num_seqs=1), FakeRunner(), clock=clock)
     engine.load()

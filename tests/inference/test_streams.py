@@ -36,6 +36,17 @@ def test_only_the_newest_queue_position_is_seen_and_it_goes_once_running():
     assert stream.get(0).queue_position is None
 
 
+def test_a_place_in_line_is_over_with_the_next_token():
+    """Of an answer that was preempted and goes on: no progress of a prompt comes before it."""
+    stream = make_stream()
+    stream.add_token(5, None)
+    stream.add_queue_position(2, 1.0)
+    assert stream.get(0).queue_position == 2
+    stream.add_token(6, None)
+    update = stream.get(0)
+    assert (update.queue_position, update.estimated_wait_s) == (None, None)
+
+
 def test_the_last_update_has_the_end_and_nothing_follows():
     stream = make_stream()
     stream.add_token(5, None)
