@@ -282,7 +282,9 @@ class Storm:
 def alone(folder: Path, requests: list[Request], **config: Any) -> dict[Request, list[int]]:
     """What each says with the engine to itself: as far as it came, and a token more if it may."""
     storm = Storm(folder, 0, **config)
-    storm.engine.tune(speculation="off", enable_prefix_cache=False)
+    # With as much room as a storm's pool has at most, or answers would end at another context.
+    storm.engine.tune(speculation="off", enable_prefix_cache=False, kv_memory_share=0.8)
+    storm.step()
     said = {}
     for request in requests:
         most = max(len(request.output_token_ids) + 1, request.params.min_tokens)
