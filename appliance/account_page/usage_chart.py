@@ -10,7 +10,7 @@ from appliance.accounts.models import User
 from appliance.quotas.models import UsageRecord
 
 NUM_DAYS = 14
-# The drawing: a baseline at y 90, the highest value at y 12, a bar every 61 units.
+# The drawing: a baseline at y 90, the axis ends at y 12, a bar every 61 units.
 BASE_Y, TOP_Y, FIRST_X, STEP_X, BAR_WIDTH = 90, 12, 48, 61, 36
 
 
@@ -55,6 +55,7 @@ def usage_chart(user: User, today: date, limit_tokens: int | None) -> Chart | No
     # A quota far above the use would press the bars flat: then its line is left out.
     show_limit = limit_tokens is not None and limit_tokens <= 4 * most
     top = max(most, limit_tokens) if show_limit and limit_tokens else most
+    top = round_top(top)
     per_token = (BASE_Y - TOP_Y) / top
     best = max(days, key=lambda day: chat[day] + api[day])
     return Chart(
@@ -87,6 +88,15 @@ def _bar(number: int, day: date, today: date, chat: int, api: int, per_token: fl
         api_y=round(BASE_Y - chat_height - api_height, 1),
         api_height=round(api_height, 1),
     )
+
+
+def round_top(tokens: int) -> int:
+    """The least number from `tokens` on that reads well on an axis, as does its half."""
+    if tokens <= 10:
+        return tokens + tokens % 2
+    size = 10 ** (len(str(tokens)) - 1)
+    steps = (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10)
+    return next(round(step * size) for step in steps if tokens <= round(step * size))
 
 
 def short_count(tokens: float) -> str:

@@ -43,12 +43,20 @@ def shown(run: CapacityRun, now: int | None) -> dict[str, Any]:
         "advice": advice,
         "title": title,
         "mix": mix,
+        "lengths": _lengths(run.facts),
         # What a comparison needs to be fair.
         "subject": f"{mix} with {model}{f' on {server}' if server else ''}",
         "rows": [_row(level, plan, advice) for level in levels],
         "can_apply": not server and _can_apply(advice, now),
         "chart": chart(levels, plan, advice),
     }
+
+
+def _lengths(facts: Mapping[str, Any]) -> str:
+    prompt, answer = facts.get("median_prompt"), facts.get("median_answer")
+    if prompt is None or answer is None:
+        return ""
+    return f", median prompt {prompt:,.0f} tokens, answer {answer:,.0f}"
 
 
 def _can_apply(advice: Advice, now: int | None) -> bool:
@@ -63,7 +71,7 @@ def listed(run: CapacityRun) -> dict[str, Any]:
     users = advice_of(run, levels_of(run)).users
     outcome = run.get_status_display()
     if run.status == CapacityRun.Status.DONE:
-        outcome = "too slow" if users is None else f"{users} {'slot' if users == 1 else 'slots'}"
+        outcome = "too slow" if users is None else f"good up to {users}"
     return {
         "run": run,
         "outcome": outcome,

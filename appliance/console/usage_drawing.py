@@ -6,9 +6,10 @@ from datetime import date, datetime, timedelta
 
 from django.utils import timezone
 
+from appliance.account_page.usage_chart import round_top
 from appliance.quotas.usage import UsagePart
 
-# The drawing: a baseline at y 90, the highest value at y 12, a bar every 28.5 units.
+# The drawing: a baseline at y 90, the axis ends at y 12, a bar every 28.5 units.
 BASE_Y, TOP_Y, FIRST_X, STEP_X, BAR_WIDTH = 90, 12, 42, 28.5, 20
 NUM_BARS = 30
 
@@ -29,6 +30,7 @@ class Bar:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     bars: list[Bar]
+    # At the top of the axis.
     top_tokens: int
     summary: str
 
@@ -87,14 +89,15 @@ def _day(day: date) -> str:
 
 def _drawing(spans: Sequence[_Span], what: str) -> Drawing | None:
     best = max(spans, key=lambda span: span.chat + span.other)
-    top = best.chat + best.other
-    if not top:
+    most = best.chat + best.other
+    if not most:
         return None
+    top = round_top(most)
     per_token = (BASE_Y - TOP_Y) / top
     return Drawing(
         bars=[_bar(number, span, len(spans), per_token) for number, span in enumerate(spans)],
         top_tokens=top,
-        summary=f"{what}, split into chat and all else. Highest: {top:,}, {best.words}.",
+        summary=f"{what}, split into chat and all else. Highest: {most:,}, {best.words}.",
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from appliance.account_page.usage_chart import short_count, usage_chart
+from appliance.account_page.usage_chart import round_top, short_count, usage_chart
 from appliance.accounts.models import User
 from appliance.api_keys.models import ApiKey
 from appliance.api_keys.services import api_key_authenticate, api_key_issue, api_key_revoke
@@ -179,3 +179,17 @@ def test_the_chart_leaves_out_a_quota_far_above_every_bar_and_is_absent_without_
 )
 def test_axis_counts_are_short(tokens: int, text: str) -> None:
     assert short_count(tokens) == text
+
+
+@pytest.mark.parametrize(
+    ("most", "top"),
+    [(1, 2), (7, 8), (11, 12), (100, 100), (486_488, 500_000), (1_000_001, 1_200_000), (999, 1000)],
+)
+def test_an_axis_ends_at_a_number_that_reads_well(most: int, top: int) -> None:
+    assert round_top(most) == top
+
+
+def test_an_axis_holds_every_bar_and_its_half_is_whole() -> None:
+    for most in [*range(1, 2000), 123_456, 9_999_999]:
+        assert most <= round_top(most) <= 2 * most
+        assert round_top(most) % 2 == 0

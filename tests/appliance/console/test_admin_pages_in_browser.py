@@ -44,6 +44,18 @@ def test_no_page_for_admins_scrolls_sideways_on_a_small_screen(
             expect(current).to_be_in_viewport(ratio=1)
 
 
+def test_on_a_phone_each_row_says_all_of_it_without_scrolling_sideways(
+    page: Page, server: Server
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{server.url}/console/users/")
+    row = page.locator(".table.folds tbody tr", has_text="bob")
+    for place in row.locator("td").all() + row.locator("button").all():
+        box = place.bounding_box()
+        assert box is None or (box["x"] >= 0 and box["x"] + box["width"] <= 390)
+    expect(row.get_by_role("button", name="Switch off")).to_be_visible()
+
+
 def test_the_reach_that_is_shown_was_measured(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/console/exposure/")
     for part in ("Chat", "API", "Console", "Metrics"):

@@ -127,6 +127,8 @@ def test_bars_fill_the_drawing_and_stand_on_its_ground(ledger: None) -> None:
     assert drawing is not None
     assert len(drawing.bars) == 30
     today, yesterday = drawing.bars[-1], drawing.bars[-2]
+    # 4,000 of 4,000, as the axis ends at a number that reads well.
+    assert drawing.top_tokens == 4000
     assert yesterday.chat_y == TOP_Y
     assert today.chat_y + today.chat_height == pytest.approx(BASE_Y, abs=0.11)
     assert today.other_y + today.other_height == pytest.approx(today.chat_y, abs=0.11)
