@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from appliance.serving.broker_files import broker_mend
@@ -39,6 +40,26 @@ def test_a_worker_whose_server_is_gone_ends(data_dir: Path) -> None:
     )
     # An orderly end or the signal itself: it never waits for a server that is not there.
     assert worker.returncode in (0, -signal.SIGTERM), worker.stderr
+
+
+def test_the_clock_of_a_worker_that_is_killed_ends(data_dir: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "manage.py", "worker", "--parent", str(os.getpid())],
+        cwd=ROOT,
+        env=embedded(data_dir),
+    )
+    ends_at = time.monotonic() + 60
+    clocks: list[psutil.Process] = []
+    while not clocks and worker.poll() is None and time.monotonic() < ends_at:
+        time.sleep(0.1)
+        clocks = psutil.Process(worker.pid).children()
+    worker.kill()
+    worker.wait()
+    assert clocks
+    left = psutil.wait_procs(clocks, timeout=60)[1]
+    for clock in left:
+        clock.kill()
+    assert not left
 
 
 @pytest.mark.parametrize("torn", [b"", b'[["celery", "", "cel', b"\xff"])

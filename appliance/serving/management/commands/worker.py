@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from celery.platforms import SecurityWarning
+from celery.signals import beat_embedded_init
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -31,7 +32,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         # A server that was killed before this line is no longer the parent: it has to be named.
         parent = options["parent"] or os.getppid()
-        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+        _watch(parent)
+        # The clock is a process of the worker's own: without its worker it would tick for ever.
+        worker = os.getpid()
+        beat_embedded_init.connect(lambda **_: _watch(worker), weak=False)
         try:
             require_schema()
         except StartRefused as exc:
@@ -56,8 +60,12 @@ class Command(BaseCommand):
         )
 
 
+def _watch(parent: int) -> None:
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+
+
 def _end_with_parent(parent: int) -> None:
-    """A server that was killed cannot end its worker, so the worker looks."""
+    """Who was killed cannot end its child, so the child looks."""
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
