@@ -1,6 +1,7 @@
 """Conversations and their messages. All changes go through `services`."""
 
 import uuid
+from dataclasses import dataclass
 
 from django.conf import settings
 from django.db import models
@@ -8,6 +9,16 @@ from django.db.models import Q
 from django.utils import timezone
 
 TITLE_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Words of a message that were searched, with some around them."""
+
+    message_id: int
+    before: str
+    found: str
+    after: str
 
 
 class Conversation(models.Model):
@@ -23,6 +34,9 @@ class Conversation(models.Model):
     # The last message, not the last rename: the list is ordered by it.
     updated_at = models.DateTimeField()
     deleted_at = models.DateTimeField(null=True, blank=True)
+
+    # No column: where a search found its words in the messages.
+    excerpt: "Excerpt | None" = None
 
     class Meta:
         indexes = [models.Index(fields=["owner", "deleted_at", "-updated_at"])]

@@ -8,9 +8,15 @@ from datetime import timedelta
 from django.utils import timezone
 
 from appliance.accounts.models import User
+from appliance.chat.excerpts import excerpts
 from appliance.chat.models import Conversation, Message, MessageState
 from appliance.chat.protocol import ConversationData, MessageData, QuotaData, ServerMessage
-from appliance.chat.services import conversation_search, message_by_client_id, messages_shown
+from appliance.chat.services import (
+    conversation_search,
+    message_by_client_id,
+    messages_shown,
+    search_words,
+)
 from appliance.quotas.selectors import quota_status
 
 LIST_STEP = 100
@@ -30,7 +36,7 @@ class ConversationList:
 def conversation_list(
     owner: User, *, query: str = "", limit: int = LIST_STEP, running: Collection[uuid.UUID] = ()
 ) -> ConversationList:
-    query = query.strip()
+    query = search_words(query)
     found = list(conversation_search(owner, query)[: limit + 1])
     shown = ConversationList(query=query, running=running)
     if query:
@@ -40,6 +46,9 @@ def conversation_list(
         found = found[:limit]
     if query:
         shown.groups = [("Found", found)] if found else []
+        in_text = excerpts(found, query)
+        for conversation in found:
+            conversation.excerpt = in_text.get(conversation.pk)
         return shown
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     groups: dict[str, list[Conversation]] = {

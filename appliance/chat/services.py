@@ -98,10 +98,15 @@ def conversation_restore(owner: User, conversation_id: uuid.UUID) -> Conversatio
     return conversation
 
 
+def search_words(query: str) -> str:
+    """What is searched of what was typed."""
+    return query.replace("\x00", "").strip()[:SEARCH_CHARS]
+
+
 def conversation_search(owner: User, query: str) -> QuerySet[Conversation]:
     """The owner's conversations, latest first; with a query those whose title or text has it."""
     found = Conversation.objects.filter(owner=owner, deleted_at=None).order_by("-updated_at")
-    query = query.replace("\x00", "").strip()[:SEARCH_CHARS]
+    query = search_words(query)
     if not query:
         return found
     in_text = Message.objects.filter(

@@ -91,6 +91,8 @@ export class ChatList extends EventTarget {
   #onClick(event) {
     const menuButton = event.target.closest('[data-menu-for]');
     if (menuButton) this.#toggleMenu(menuButton);
+    // A place in the chat that is open needs no new page.
+    if (event.target.closest('a')) this.slide(false, false);
     if (event.target.closest('[data-clear-search]')) { this.#search.value = ''; this.#search.focus(); this.refresh(); }
     const more = event.target.closest('[data-limit]');
     if (more) { this.#limit = more.dataset.limit; this.refresh(); }

@@ -326,6 +326,8 @@ function showModel({ model, context_tokens: contextTokens }) {
 
 composer.addEventListener('send', ({ detail: text }) => ask('start', { text }));
 composer.addEventListener('stop', stop);
+// What was said about a message that was thrown away is no news.
+byId('draft').addEventListener('input', () => { if (!composer.text) clearNotice(); });
 composer.addEventListener('recall', () => turns.editLast());
 turns.addEventListener('again', () => { if (!active && !pending) ask('again'); });
 turns.addEventListener('continue', ({ detail: id }) => { if (!active && !pending) ask('continue', { message_id: id }); });

@@ -37,6 +37,21 @@ export class Turns extends EventTarget {
     new ResizeObserver(() => this.#settle()).observe(this.#log);
     this.#markLast();
     this.toEnd();
+    this.#toFound();
+    addEventListener('hashchange', () => this.#toFound());
+  }
+
+  // "#m12" in the address: a search found its words in that message.
+  #toFound() {
+    const article = /^#m\d+$/.test(location.hash) ? this.find(location.hash.slice(2)) : null;
+    if (!article) return;
+    this.#list.querySelector('.is-found')?.classList.remove('is-found');
+    article.classList.add('is-found');
+    this.#following = false;
+    article.scrollIntoView({ block: 'nearest' });
+    article.addEventListener('pointerdown', () => article.classList.remove('is-found'), { once: true });
+    // What is searched again is found again.
+    history.replaceState(null, '', location.pathname);
   }
 
   // ---- messages
@@ -208,7 +223,7 @@ export class Turns extends EventTarget {
     const kept = text ? 'The answer stopped here.' : 'There is no answer.';
     const room = Number(document.body.dataset.contextTokens) || Infinity;
     if (text && (isFull || (message.prompt_tokens ?? 0) + (message.completion_tokens ?? 0) >= room)) {
-      return [notice({ kind: 'neutral', icon: 'info', head: 'This chat is full: the model can read no more of it. Start a new chat to go on.', actions: [{ label: 'New chat', href: '/' }] })];
+      return [notice({ kind: 'neutral', icon: 'info', head: 'This chat is full: the model can read no more of it. Start a new chat to go on.', actions: [{ label: 'New chat', href: '/', primary: true }] })];
     }
     const actions = text ? [goOn] : [];
     if (message.state === 'error') {

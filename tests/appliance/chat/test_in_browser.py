@@ -83,6 +83,18 @@ def watched(browser: Browser, address: str, session: StorageState) -> Iterator[W
     assert watched.faults == []
 
 
+@pytest.fixture
+def phone(watched: Watched, browser: Browser, session: StorageState) -> Page:
+    watched.context.close()
+    watched.context = browser.new_context(
+        storage_state=session,
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+        is_mobile=True,
+    )
+    return watched.open("/")
+
+
 def ask(page: Page, text: str) -> None:
     page.fill("#draft", text)
     page.click("#send")
@@ -234,15 +246,8 @@ def test_an_edit_that_is_refused_stays_open_with_its_text(watched):
     assert page.locator(".bubble").all_inner_texts() == ["hold it"]
 
 
-def test_on_a_phone_a_message_is_edited_with_the_finger(watched, browser, session):
-    watched.context.close()
-    watched.context = browser.new_context(
-        storage_state=session,
-        viewport={"width": 390, "height": 844},
-        has_touch=True,
-        is_mobile=True,
-    )
-    page = watched.open("/")
+def test_on_a_phone_a_message_is_edited_with_the_finger(phone):
+    page = phone
     ask(page, "Short")
     is_idle(page)
     page.get_by_role("button", name="Edit this message").tap()
@@ -279,6 +284,11 @@ def test_a_message_that_is_refused_comes_back_to_the_box(watched):
     assert page.locator(".turn").count() == 0
     page.reload()
     assert page.input_value("#draft") == "word " * 1200
+    page.click("#send")
+    expect(page.locator("#notice")).to_contain_text("too long", timeout=WAIT_MS)
+    # What is said of a message goes with it.
+    page.fill("#draft", "")
+    expect(page.locator("#notice")).to_be_empty()
 
 
 def test_a_deleted_chat_comes_back_with_undo(watched):
@@ -324,6 +334,31 @@ def test_a_new_name_can_be_taken_back(watched):
     page.click(".toast [data-act=undo]")
     expect(named).to_have_text("First name", timeout=WAIT_MS)
     expect(page.locator("#title")).to_have_text("First name")
+
+
+def test_what_a_search_found_is_brought_into_sight(watched):
+    page = watched.page
+    ask(page, "long with a needle inside")
+    is_idle(page)
+    expect(page.locator(".bubble")).not_to_be_in_viewport()
+    # From another chat, and from this one.
+    for path in (page.url, watched.address):
+        page.goto(path)
+        page.fill("#search", "needle ins")
+        page.locator(".row mark", has_text="needle ins").click()
+        expect(page.locator(".is-found .bubble")).to_be_in_viewport(timeout=WAIT_MS)
+    expect(page).to_have_url(re.compile(r"/c/[0-9a-f-]+/$"))
+
+
+def test_on_a_phone_the_list_makes_room_for_what_was_found(phone):
+    ask(phone, "A pin in a haystack")
+    is_idle(phone)
+    phone.click("#sidebar-open")
+    phone.fill("#search", "pin in")
+    phone.locator(".row mark", has_text="pin in").tap()
+    expect(phone.locator(".is-found .bubble")).to_be_in_viewport(timeout=WAIT_MS)
+    expect(phone.locator("#sidebar")).not_to_be_in_viewport()
+    phone.fill("#draft", "The keys work again")
 
 
 def test_keys_work_all_over_the_page_and_single_ones_can_be_switched_off(watched):

@@ -3,6 +3,7 @@
 import re
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -40,6 +41,40 @@ def test_the_search_shows_what_was_searched_as_text(bob, page):
     html = page("/chat/list/?q=<script>alert(1)</script>")
     assert "<script>" not in html
     assert "Nothing found for “&lt;script&gt;" in html
+
+
+def test_the_search_shows_where_it_found_the_words(bob, page):
+    conversation = services.conversation_create(bob, "Accounts")
+    services.message_append(conversation, Role.USER, "An older <b>INVOICE</b> of " + "x" * 500)
+    asked = conversation.messages.get()
+    services.message_append(conversation, Role.ASSISTANT, "The invoice again")
+    services.conversation_create(bob, "Invoice in the title only")
+    gone = services.conversation_create(bob, "Replaced")
+    services.message_append(gone, Role.USER, "invoice")
+    gone.messages.update(superseded=True)
+    html = page("/chat/list/?q=invoice")
+    assert "2 found" in html
+    assert f'href="/c/{conversation.pk}/#m{asked.pk}"' in html
+    assert "An older &lt;b&gt;<mark>INVOICE</mark>&lt;/b&gt; of xxx" in html
+    assert html.count("<mark>") == 1
+    assert "x" * 121 not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "shown"),
+    [
+        ("needle", "NEEDLE", "<mark>needle</mark>"),
+        ("a" * 60 + " the needle here", "needle", "…the <mark>needle</mark> here"),
+        ("100 % of <i>", "% of <", "100 <mark>% of &lt;</mark>i&gt;"),
+        ("Größe Ä", "Ä", "Größe <mark>Ä</mark>"),
+        ("😀😀 a_b 😀", "a_b", "😀😀 <mark>a_b</mark> 😀"),
+        ("y" * 300 + "needle", "needle", "<mark>needle</mark>"),
+    ],
+)
+def test_an_excerpt_marks_the_words_as_they_were_written(bob, page, text, query, shown):
+    conversation = services.conversation_create(bob, "Title")
+    services.message_append(conversation, Role.USER, text)
+    assert shown in page(f"/chat/list/?q={quote(query)}")
 
 
 def test_the_page_breaks_no_rule_of_its_policy(bob, backend):
