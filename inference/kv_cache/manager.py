@@ -126,6 +126,9 @@ class KVCacheManager:
         """Make room for `num_tokens` tokens in all; False changes nothing: the pool is short."""
         table = self._tables[request.request_id]
         missing = self.blocks_for(num_tokens) - len(table)
+        if missing > self.pool.num_available:
+            # A reservation that was set after its start takes nothing that is not there.
+            missing = -(-num_tokens // self.block_size) - len(table)
         if missing <= 0:
             return True
         if missing > self.pool.num_available:

@@ -21,7 +21,7 @@ FP32: dict[str, Any] = {"dtype": "float32"}
 INT8: dict[str, Any] = {"dtype": "auto", "kv_dtype": "int8"}
 
 
-@pytest.mark.parametrize("seed", [5, 7, 8])
+@pytest.mark.parametrize("seed", [5, 7, 65])
 def test_answers_in_a_storm_are_those_of_each_alone(folder, seed) -> None:
     storm = weather(folder, FP32, seed)
     requests = list(storm.streams)

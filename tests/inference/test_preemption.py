@@ -160,3 +160,17 @@ def test_one_preempted_again_waits_once_though_it_passed_another_at_its_cap():
     second.set_status(RequestStatus.PREEMPTED)
     waiting.put_back(second, 1, 1.0)
     assert waiting.order(10) == [first, second]
+
+
+@pytest.mark.parametrize("speculation", ["off", "on"])
+def test_a_reservation_set_while_answers_grow_leaves_none_without_its_block(speculation):
+    """More than the pool has left: they grow on by what they need, never past their blocks."""
+    harness = Harness(num_blocks=14, speculation=speculation)
+    requests = [make_request([7, 8, 9] * 10, 60) for _ in range(2)]
+    harness.add(*requests)
+    for _ in range(3):
+        harness.step()
+    harness.tune(reserve_tokens=150)
+    harness.run()
+    assert_undisturbed(*requests)
+    assert all(len(request.output_token_ids) == 60 for request in requests)
