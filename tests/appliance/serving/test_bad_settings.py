@@ -1,13 +1,10 @@
 """A wrong boot setting ends every command with one line that names it, never a traceback."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.appliance.serving import processes
 
 
 @pytest.mark.parametrize(
@@ -37,17 +34,9 @@ def test_a_key_for_the_wrong_data_folder_names_the_folder(tmp_path: Path) -> Non
     assert "APPLIANCE_DATA_DIR" in said
 
 
-def manage(*arguments: str, **environment: str) -> str:
+def manage(*arguments: str, **changes: str) -> str:
     """What a command that fails says; never a traceback."""
-    done = subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = processes.manage(changes.pop("APPLIANCE_DATA_DIR"), *arguments, **changes)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     return done.stderr
